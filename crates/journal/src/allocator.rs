@@ -14,8 +14,8 @@ use crate::files::Directory;
 use crate::flush::{PanicReporter, Shortage, State};
 use crate::journal::{CacheId, Counts, FIRST_RECORD, Journal, JournalHeader, file_name};
 use crate::options::WhenFull;
-use crate::place::{JournalNumber, MAX_SPAN};
 use crate::pool::{Pool, Pooled};
+use crate::position::{JournalNumber, MAX_SPAN};
 use crate::record::Salt;
 use crate::shared::Shared;
 use crate::sync::Arc;
@@ -78,7 +78,7 @@ impl Allocator {
         let made = match self.number_if_space() {
             Some(number) => match self.take_arena() {
                 Err(error) => {
-                    self.held_up(&error);
+                    self.record_shortage(&error);
                     return Ok(());
                 }
                 Ok(Some(arena)) => {
@@ -91,7 +91,7 @@ impl Allocator {
                     );
                     match made {
                         Err(error) if error.is_out_of_files() && !shared.may_evict_for_files() => {
-                            self.held_up(&error);
+                            self.record_shortage(&error);
                             return Ok(());
                         }
                         Err(error) if error.is_out_of_files() => None,
@@ -108,7 +108,7 @@ impl Allocator {
         match made {
             Some(spare) => {
                 self.next_number = JournalNumber(spare.number.0 + 1);
-                state.is_held_up = false;
+                state.lacks_resources = false;
                 state.has_new_names = true;
                 state.shortage = Shortage::None;
                 state.spare = Some(Arc::new(spare));
@@ -126,9 +126,9 @@ impl Allocator {
 
     /// Records that file descriptors or memory are in use elsewhere, which is temporary: writers
     /// wait, and it is retried.
-    fn held_up(&self, error: &Error) {
+    fn record_shortage(&self, error: &Error) {
         let flush = &self.shared.flush;
-        if !std::mem::replace(&mut flush.state.lock().is_held_up, true) {
+        if !std::mem::replace(&mut flush.state.lock().lacks_resources, true) {
             tracing::warn!("journal cache: {error}; writers wait until it is available");
             flush.changed.notify_all();
         }
@@ -173,8 +173,8 @@ impl Allocator {
                 shared.pool.take_over_budget().map(Some).map_err(no_memory())
             };
         };
-        let let_go = move || shared.demote(&coldest);
-        match shared.pool.take_for_writers(RELEASE_WITHIN, let_go).map_err(no_memory())? {
+        let demote = move || shared.demote(&coldest);
+        match shared.pool.take_for_writers(RELEASE_WITHIN, demote).map_err(no_memory())? {
             Some(arena) => Ok(Some(arena)),
             // Readers hold values of it, perhaps indefinitely.
             None => shared.pool.take_over_budget().map(Some).map_err(no_memory()),
@@ -242,7 +242,7 @@ pub(crate) fn first_journal(
     pool: &Pool,
 ) -> Result<Option<Journal>> {
     let path = directory.path();
-    let arena = pool.take_anyway().map_err(Error::no_memory(path, "a journal"))?;
+    let arena = pool.take_or_create().map_err(Error::no_memory(path, "a journal"))?;
     let made = make_journal(directory, id, number, journal_bytes, arena)?;
     if made.is_some() {
         directory.sync().map_err(Error::io(path, "syncing the directory"))?;

@@ -5,7 +5,7 @@ use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
 use crate::memory;
-use crate::place::{Granule, JournalNumber};
+use crate::position::{Granule, JournalNumber};
 use crate::sync::Arc;
 
 /// The bytes of a frame, of several frames that contain one record, or of a record. Values that
@@ -41,10 +41,10 @@ impl Weighter<Key, Block> for ByBytes {
     }
 }
 
-type Kept = Cache<Key, Block, ByBytes>;
+type BlockCache = Cache<Key, Block, ByBytes>;
 
 /// Returns `None` if not even one entry would fit.
-fn kept(max_bytes: usize, usual_bytes: usize) -> Option<Kept> {
+fn new_cache(max_bytes: usize, usual_bytes: usize) -> Option<BlockCache> {
     let items = max_bytes / (usual_bytes + ENTRY_BYTES);
     if items == 0 {
         return None;
@@ -61,16 +61,16 @@ fn kept(max_bytes: usize, usual_bytes: usize) -> Option<Kept> {
 
 /// Frames and records, evicted by use.
 pub(crate) struct Blocks {
-    frames: Option<Kept>,
-    records: Option<Kept>,
+    frames: Option<BlockCache>,
+    records: Option<BlockCache>,
 }
 
 impl Blocks {
     pub(crate) fn new(max_bytes: usize) -> Self {
         let frames_bytes = max_bytes / FRAMES_PART;
         Self {
-            frames: kept(frames_bytes, USUAL_FRAME_BYTES),
-            records: kept(max_bytes - frames_bytes, USUAL_RECORD_BYTES),
+            frames: new_cache(frames_bytes, USUAL_FRAME_BYTES),
+            records: new_cache(max_bytes - frames_bytes, USUAL_RECORD_BYTES),
         }
     }
 
@@ -103,7 +103,7 @@ impl Blocks {
     /// Caches a record that was read from the disk, and not for the first time: one key in a
     /// thousand may be requested as often as all others together, anywhere on the disk. A journal
     /// in memory for it would take a thousand times as much, a frame a hundred times.
-    pub(crate) fn keep_record(&self, number: JournalNumber, first: Granule, record: &[u8]) {
+    pub(crate) fn insert_record(&self, number: JournalNumber, first: Granule, record: &[u8]) {
         let Some(records) = &self.records else { return };
         if record.len() <= MOST_RECORD_BYTES
             && let Ok(record) = memory::copy(record)
@@ -120,8 +120,8 @@ impl Blocks {
 
     /// Returns the memory of all cached data, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        let kept = [&self.frames, &self.records].into_iter().flatten();
-        kept.map(|kept| usize::try_from(kept.weight()).unwrap_or(usize::MAX)).sum()
+        let caches = [&self.frames, &self.records].into_iter().flatten();
+        caches.map(|cache| usize::try_from(cache.weight()).unwrap_or(usize::MAX)).sum()
     }
 }
 
@@ -143,12 +143,12 @@ mod tests {
                 let len = if frame % 10 == 0 { 256 << 10 } else { 16 << 10 };
                 let number = JournalNumber(frame as u64 % 7);
                 assert_eq!(blocks.get(number, frame, || block(len)).unwrap().len(), len);
-                blocks.keep_record(number, Granule(frame as u32 + 1), &vec![1; frame * 50]);
+                blocks.insert_record(number, Granule(frame as u32 + 1), &vec![1; frame * 50]);
                 // A few bytes of rounding for each part.
                 assert!(blocks.bytes() <= max_bytes + 1024, "{} of {max_bytes}", blocks.bytes());
             }
-            let kept =
-                [&blocks.frames, &blocks.records].map(|kept| kept.as_ref().map_or(0, Kept::weight));
+            let kept = [&blocks.frames, &blocks.records]
+                .map(|kept| kept.as_ref().map_or(0, BlockCache::weight));
             assert!(
                 kept.iter().all(|bytes| *bytes > 0) || max_bytes < 1 << 20,
                 "{kept:?} of {max_bytes}"
@@ -162,17 +162,17 @@ mod tests {
         let (number, other) = (JournalNumber(1), JournalNumber(2));
         blocks.get(number, 3, || block(100)).unwrap();
         assert!(blocks.record(number, Granule(3)).is_none());
-        blocks.keep_record(number, Granule(3), b"three");
+        blocks.insert_record(number, Granule(3), b"three");
         assert_eq!(**blocks.record(number, Granule(3)).unwrap(), *b"three");
         assert!(blocks.record(number, Granule(4)).is_none());
         assert!(blocks.record(other, Granule(3)).is_none());
         assert_eq!(blocks.get(number, 3, || Err("read again")).unwrap().len(), 100);
-        blocks.keep_record(other, Granule(1), &vec![1; MOST_RECORD_BYTES]);
-        blocks.keep_record(other, Granule(2), &vec![1; MOST_RECORD_BYTES + 1]);
+        blocks.insert_record(other, Granule(1), &vec![1; MOST_RECORD_BYTES]);
+        blocks.insert_record(other, Granule(2), &vec![1; MOST_RECORD_BYTES + 1]);
         assert!(blocks.record(other, Granule(1)).is_some());
         assert!(blocks.record(other, Granule(2)).is_none());
         // There is no space to cache it.
-        Blocks::new(0).keep_record(number, Granule(3), b"three");
+        Blocks::new(0).insert_record(number, Granule(3), b"three");
     }
 
     /// Keys that are read repeatedly stay, whatever else is read once.
@@ -187,11 +187,11 @@ mod tests {
             for first in 0..often {
                 if blocks.record(number, Granule(first)).is_none() {
                     missed += u32::from(round >= 10);
-                    blocks.keep_record(number, Granule(first), &record);
+                    blocks.insert_record(number, Granule(first), &record);
                 }
             }
             for once in 0..1000 {
-                blocks.keep_record(number, Granule(often + round * 1000 + once), &record);
+                blocks.insert_record(number, Granule(often + round * 1000 + once), &record);
             }
         }
         assert!(missed < 190 * often / 100, "{missed} of {} reads", 190 * often);

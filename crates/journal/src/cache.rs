@@ -25,7 +25,7 @@ use crate::maintenance;
 use crate::memory;
 use crate::open::{self, Recovered};
 use crate::options::Options;
-use crate::place::{JournalNumber, Place};
+use crate::position::{JournalNumber, Position};
 use crate::record::Record;
 use crate::scan::{ScanCursor, Scanned};
 use crate::shared::Shared;
@@ -243,7 +243,7 @@ impl Cache {
     /// stored frames of a record in more than four of them are read a MiB at a time.
     pub fn read_bytes(&self, key: &[u8]) -> usize {
         let named = self.shared.index.find(self.shared.hasher.hash(key));
-        named.map_or(0, |place| self.shared.cold_bytes(place))
+        named.map_or(0, |position| self.shared.cold_bytes(position))
     }
 
     /// Returns the memory that [`Self::put_if_absent`], [`Self::delete`] and [`Self::delete_many`]
@@ -251,8 +251,8 @@ impl Cache {
     /// without a time to live, which they do not read.
     pub fn presence_bytes(&self, key: &[u8]) -> usize {
         let named = self.shared.index.find(self.shared.hasher.hash(key));
-        let read = named.filter(|place| place.expires());
-        read.map_or(0, |place| self.shared.cold_bytes(place))
+        let read = named.filter(|position| position.expires());
+        read.map_or(0, |position| self.shared.cold_bytes(position))
     }
 
     /// Returns the value of a key like [`Self::get`], with its remaining time to live if it has
@@ -287,17 +287,17 @@ impl Cache {
         &self,
         key: &[u8],
         hash: KeyHash,
-        mut named: Option<Place>,
+        mut named: Option<Position>,
         reach: Reach<'_>,
     ) -> Result<Read> {
         let shared = &*self.shared;
         loop {
-            let Some((place, journal)) = shared.journals.find(&shared.index, hash, named) else {
+            let Some((position, journal)) = shared.journals.find(&shared.index, hash, named) else {
                 return Ok(Read::Absent);
             };
             let loaded = match &journal.arena {
-                Some(_) => journal.load(place)?,
-                None => match shared.load_cold(&journal, place, reach.pages())? {
+                Some(_) => journal.load(position)?,
+                None => match shared.load_cold(&journal, position, reach.pages())? {
                     Some(loaded) => loaded,
                     None => return Ok(Read::OnDisk),
                 },
@@ -308,7 +308,7 @@ impl Cache {
             }
             if record.has_expired(&shared.clock) {
                 named = shared.index.find(hash);
-                if named.is_none_or(|now| now.is_same(place)) {
+                if named.is_none_or(|now| now.is_same(position)) {
                     return Ok(Read::Absent);
                 }
                 // It was replaced since the index was read, perhaps before it expired; in that case
@@ -318,8 +318,8 @@ impl Cache {
             let (range, expires_at) = (record.value_range(), record.expires_at());
             shared.count_read(&journal);
             drop(journal);
-            if !place.was_read() {
-                shared.index.mark_read(hash, place);
+            if !position.was_read() {
+                shared.index.mark_read(hash, position);
             }
             return Ok(Read::Found(Found { value: Value(loaded.slice(range)), expires_at }));
         }
@@ -530,7 +530,7 @@ thread_local! {
 /// Returns the initial state of a thread, different for each thread: otherwise threads with few
 /// reads would all skip the same ones of their reads, perhaps all of them.
 #[cold]
-fn first_chance() -> u64 {
+fn random_seed() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     // Multiples of the golden ratio are spread evenly, however many there are.
     NEXT.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed) | 1
@@ -552,7 +552,7 @@ impl Shared {
         }
         // Knuth's generator (MMIX); its high bits are the good ones.
         let last = match CHANCE.get() {
-            0 => first_chance(),
+            0 => random_seed(),
             last => last,
         };
         let next =
@@ -565,9 +565,9 @@ impl Shared {
 
     /// Starts loading a record into the processor's cache, if it is in memory.
     #[inline]
-    fn prefetch_record(&self, place: Place) {
-        if let Some(arena) = self.journals.of(place).as_ref().and_then(|it| it.arena.as_ref()) {
-            arena.prefetch(place.first().byte(), place.max_len_bytes());
+    fn prefetch_record(&self, position: Position) {
+        if let Some(arena) = self.journals.of(position).as_ref().and_then(|it| it.arena.as_ref()) {
+            arena.prefetch(position.first().byte(), position.max_len_bytes());
         }
     }
 }

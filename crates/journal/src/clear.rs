@@ -6,9 +6,9 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::files::{Directory, RealDirectory};
 use crate::journal::{NAME_END, file_name};
-use crate::open::{IDENTITY, check_contents_of, clear_away, hint_number, journal_number};
+use crate::open::{IDENTITY, check_contents_of, hint_number, journal_number, remove_if_file};
 use crate::options::Contents;
-use crate::place::JournalNumber;
+use crate::position::JournalNumber;
 use crate::shared::Shared;
 
 /// The suffix of the name of a journal that an opening could not use and has kept for inspection.
@@ -48,14 +48,14 @@ pub fn clear(path: impl AsRef<Path>, contents: Contents) -> Result<()> {
 /// Journals that openings could not use and have kept for inspection: files named
 /// `*.journal.damaged`, with a counter before `.journal` if the name was taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct KeptAside {
+pub struct SetAside {
     /// Number of files.
     pub files: usize,
     /// Total size, in bytes.
     pub bytes: u64,
 }
 
-impl KeptAside {
+impl SetAside {
     /// Counts the files set aside among `names`.
     pub(crate) fn among(directory: &dyn Directory, names: &[String]) -> Self {
         let mut found = Self::default();
@@ -73,12 +73,12 @@ impl KeptAside {
 ///
 /// # Errors
 /// An I/O error.
-pub fn kept_aside(path: impl AsRef<Path>) -> Result<KeptAside> {
+pub fn files_set_aside(path: impl AsRef<Path>) -> Result<SetAside> {
     let path = path.as_ref();
     let directory =
         RealDirectory::open_to_read(path).map_err(Error::io(path, "opening the directory"))?;
     let names = directory.list().map_err(Error::io(path, "listing the files"))?;
-    Ok(KeptAside::among(&directory, &names))
+    Ok(SetAside::among(&directory, &names))
 }
 
 /// Removes what openings have set aside, and returns the number of files.
@@ -88,11 +88,11 @@ pub(crate) fn remove_set_aside(shared: &Shared) -> Result<usize> {
     names.retain(|name| is_set_aside(name));
     let (all, mut left) = (names.len(), Vec::new());
     for name in names {
-        if !clear_away(directory, &name, "removing a file of a cache")? {
+        if !remove_if_file(directory, &name, "removing a file of a cache")? {
             left.push(name);
         }
     }
-    *shared.maintenance.kept_aside.lock() = KeptAside::among(directory, &left);
+    *shared.maintenance.set_aside.lock() = SetAside::among(directory, &left);
     Ok(all - left.len())
 }
 
@@ -278,16 +278,16 @@ mod tests {
         let cache = open(path).unwrap();
         let aside = journal.with_extension("journal.damaged");
         let len_bytes = fs::metadata(&aside).unwrap().len();
-        let one = KeptAside { files: 1, bytes: len_bytes };
-        assert_eq!((kept_aside(path).unwrap(), cache.stats().kept_aside), (one, one));
+        let one = SetAside { files: 1, bytes: len_bytes };
+        assert_eq!((files_set_aside(path).unwrap(), cache.stats().set_aside), (one, one));
         // Whichever opening set it aside.
         cache.close().unwrap();
         let cache = open(path).unwrap();
-        assert_eq!((cache.stats().kept_aside, cache.recovered().damaged_bytes), (one, 0));
+        assert_eq!((cache.stats().set_aside, cache.recovered().damaged_bytes), (one, 0));
         assert_eq!(cache.remove_damaged().unwrap(), 1);
         assert!(!aside.exists());
         assert_eq!(cache.remove_damaged().unwrap(), 0);
-        let none = KeptAside::default();
-        assert_eq!((kept_aside(path).unwrap(), cache.stats().kept_aside), (none, none));
+        let none = SetAside::default();
+        assert_eq!((files_set_aside(path).unwrap(), cache.stats().set_aside), (none, none));
     }
 }

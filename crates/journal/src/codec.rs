@@ -191,7 +191,10 @@ mod tests {
         /// Data that passed its checksum by accident causes no panic, and nothing is written beyond
         /// `to`.
         #[test]
-        fn arbitrary_bytes_are_refused_or_decompressed(bytes in vec(any::<u8>(), 0..300), len in 1usize..2000) {
+        fn arbitrary_bytes_are_refused_or_decompressed(
+            bytes in vec(any::<u8>(), 0..300),
+            len in 1usize..2000,
+        ) {
             for codec in [Codec::Stored, Codec::Lz4, Codec::Zstd, Codec::Snappy] {
                 let mut to = vec![0; len];
                 codec.decompress(&bytes, &mut to).unwrap();

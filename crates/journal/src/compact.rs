@@ -12,7 +12,7 @@ use crate::error::{Error, Stopped};
 use crate::hash::KeyHash;
 use crate::journal::{FIRST_RECORD, Journal};
 use crate::options::WhenFull;
-use crate::place::{Granule, JournalNumber, MAX_SPAN, Place};
+use crate::position::{Granule, JournalNumber, MAX_SPAN, Position};
 use crate::record::{Content, NewRecord, Record};
 use crate::shared::{Appended, CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
@@ -55,8 +55,8 @@ pub(crate) struct LiveScan {
 }
 
 impl LiveScan {
-    /// Returns what the counts of the journal say, which are upper bounds, without reading it. They
-    /// may not know of damage yet.
+    /// Returns the counts of the journal, which are upper bounds, without reading it. They may not
+    /// include damage yet.
     pub(crate) fn by_counts(journal: &Journal) -> Self {
         let counts = &journal.counts;
         let alive_bytes = counts.live_bytes.load(Ordering::Relaxed)
@@ -198,7 +198,7 @@ impl Shared {
         if self.is_crowded() { CHUNK_BYTES } else { STEP_BYTES }
     }
 
-    /// Returns whether a journal has tombstones that would be rewritten, as far as its counts tell.
+    /// Returns whether a journal has tombstones that would be rewritten, according to its counts.
     pub(crate) fn has_to_hide(&self, journal: &Journal) -> bool {
         let counts = &journal.counts;
         let newest_origin = counts.newest_origin.load(Ordering::Relaxed);
@@ -215,7 +215,7 @@ impl Shared {
         pause: Duration,
     ) -> Result<LiveScan, Stopped> {
         let oldest_other = self.journals.oldest_but(journal.number);
-        let mut look = LiveScan::default();
+        let mut scan = LiveScan::default();
         let mut pauses = Pauses::new(pause);
         let step_bytes = || self.step_bytes();
         let damaged_bytes = self.each_record(journal, step_bytes, |first, record| {
@@ -223,20 +223,20 @@ impl Shared {
             let hash = self.hasher.hash(record.key());
             let named = self.index.find(hash);
             let fate = self.fate(journal, oldest_other, first, record, hash, named);
-            look.alive_bytes += match fate {
+            scan.alive_bytes += match fate {
                 Fate::Move => record.header().padded_bytes(),
                 Fate::Tombstone(_) => tombstone_bytes(record.key()),
                 Fate::Drop | Fate::Expire => 0,
             };
             let stays =
                 fate == Fate::Move || record.origin().is_some_and(|it| fate == Fate::Tombstone(it));
-            look.has_dead |= !stays;
+            scan.has_dead |= !stays;
             Ok::<_, Stopped>(())
         })?;
         self.mark_damaged(journal, damaged_bytes);
-        look.is_damaged = journal.counts.has_damage(damaged_bytes);
-        look.has_dead |= damaged_bytes > 0;
-        Ok(look)
+        scan.is_damaged = journal.counts.has_damage(damaged_bytes);
+        scan.has_dead |= damaged_bytes > 0;
+        Ok(scan)
     }
 
     /// Rewrites the live records of a journal, as found by [`Self::scan_live`], and removes it,
@@ -245,7 +245,7 @@ impl Shared {
     pub(crate) fn compact(
         &self,
         journal: Arc<Journal>,
-        look: &LiveScan,
+        scan: &LiveScan,
         pause: Duration,
     ) -> Result<Compaction, Stopped> {
         let number = journal.number;
@@ -253,10 +253,10 @@ impl Shared {
         // The oldest journal hides nothing; damaged parts are given up when it has to be removed.
         let may_be_damaged =
             self.is_far_behind(&journal) && oldest_other.is_none_or(|other| number < other);
-        if look.is_damaged && !may_be_damaged {
+        if scan.is_damaged && !may_be_damaged {
             return Ok(Compaction::Damaged);
         }
-        if !self.can_move(&journal, look.alive_bytes) {
+        if !self.can_move(&journal, scan.alive_bytes) {
             return Ok(Compaction::NoSpace);
         }
         let mut pauses = Pauses::new(pause);
@@ -344,7 +344,7 @@ impl Shared {
             Fate::Expire => None,
         };
         if let Some(expired) = writer.remove() {
-            self.journals.forget(expired);
+            self.journals.mark_dead(expired);
         }
         Ok(appended)
     }
@@ -358,7 +358,7 @@ impl Shared {
         first: Granule,
         record: &Record<'_>,
         hash: KeyHash,
-        named: Option<Place>,
+        named: Option<Position>,
     ) -> Fate {
         // Whether a journal may exist that has an older record of the key.
         let hides_older =
@@ -371,8 +371,8 @@ impl Shared {
                 false => Fate::Drop,
             };
         }
-        let place = record.place(journal.number, first, hash);
-        if !named.is_some_and(|named| named.is_same(place)) {
+        let position = record.position(journal.number, first, hash);
+        if !named.is_some_and(|named| named.is_same(position)) {
             return Fate::Drop;
         }
         match record.has_expired(&self.clock) {

@@ -7,7 +7,7 @@ use crate::compact::Compaction;
 use crate::error::{Result, Stopped};
 use crate::journal::Journal;
 use crate::options::Compression;
-use crate::place::JournalNumber;
+use crate::position::JournalNumber;
 use crate::shared::Shared;
 use crate::sync::Arc;
 use crate::unreadable::is_unreadable;
@@ -77,7 +77,7 @@ impl Shared {
     /// no space for that.
     fn compact_one(&self, number: JournalNumber) -> std::result::Result<Option<Done>, Stopped> {
         // One journal at a time, so that the maintenance thread can reclaim space in between.
-        let _turn = self.maintenance.exclusive.lock();
+        let _exclusive = self.maintenance.exclusive.lock();
         let Some(journal) = self.journals.get(number) else {
             return Ok(Some(Done::Stays)); // evicted, or compacted by the maintenance thread
         };
@@ -97,13 +97,13 @@ impl Shared {
         &self,
         journal: Arc<Journal>,
     ) -> std::result::Result<Option<Done>, Stopped> {
-        let look = self.scan_live(&journal, Duration::ZERO)?;
+        let scan = self.scan_live(&journal, Duration::ZERO)?;
         let is_for_good = self.options.compression == Compression::None && journal.frames.is_some();
-        let would_grow = is_for_good && look.alive_bytes as u64 >= journal.file_bytes;
-        if !look.is_damaged && (!look.has_dead || would_grow) {
+        let would_grow = is_for_good && scan.alive_bytes as u64 >= journal.file_bytes;
+        if !scan.is_damaged && (!scan.has_dead || would_grow) {
             return Ok(Some(Done::Stays));
         }
-        Ok(match self.compact(journal, &look, Duration::ZERO)? {
+        Ok(match self.compact(journal, &scan, Duration::ZERO)? {
             Compaction::Done => Some(Done::Rewritten),
             Compaction::Damaged => Some(Done::Damaged),
             Compaction::NoSpace => None,

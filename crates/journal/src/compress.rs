@@ -121,7 +121,7 @@ impl Shared {
     }
 
     /// Returns whether the space in use is not needed elsewhere.
-    fn may_go_on(&self) -> bool {
+    fn may_continue(&self) -> bool {
         let budget = &self.journals.budget;
         let has_space = match self.options.when_full {
             WhenFull::Evict => budget.permits(1 + self.headroom(WriteClass::Put)),
@@ -161,8 +161,7 @@ impl Shared {
         Ok(copied)
     }
 
-    /// Returns the frame size for the average record length of the journal, as far as its hint
-    /// tells.
+    /// Returns the frame size for the average record length of the journal, from its hint.
     fn frame_bytes(&self, journal: &Journal, end: usize) -> usize {
         let hint = hint::read_head(&*self.directory, journal.number, self.journal_bytes);
         let record_bytes = hint.map_or(0, |head| (end - FIRST_RECORD) / head.entries.max(1));
@@ -186,7 +185,7 @@ impl Shared {
         let chunk = memory::pages(CHUNK_BYTES);
         let mut chunk = chunk.map_err(self.no_memory("compressing a journal"))?;
         for at in (FIRST_RECORD..end).step_by(CHUNK_BYTES) {
-            if !self.may_go_on() {
+            if !self.may_continue() {
                 return Ok(Outcome::GaveUp);
             }
             let plain = read(journal, at..end.min(at + CHUNK_BYTES), &mut chunk)?;

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::place::Granule;
+use crate::position::Granule;
 
 /// One bit covers the records that begin in this many bytes: at most 16 KiB of memory for a journal
 /// of 128 MiB. Replacing a record accesses a random bit: with a bit for every 256 bytes the bits
@@ -21,7 +21,7 @@ const PART_BYTES: usize = UNIT_BYTES * WORD_BITS * PART_WORDS;
 /// Memory is allocated for every 4 MiB with such a record: with large values or few replacements,
 /// marks for all regions would take more than the index.
 #[derive(Debug)]
-pub(crate) struct Dead {
+pub(crate) struct DeadMarks {
     parts: Box<[OnceLock<Box<Part>>]>,
     /// Number of allocated parts.
     made: AtomicUsize,
@@ -29,9 +29,9 @@ pub(crate) struct Dead {
 
 type Part = [AtomicU64; PART_WORDS];
 
-impl Dead {
+impl DeadMarks {
     /// Creates marks for a journal of this many bytes, all clear.
-    pub(crate) fn none(journal_bytes: usize) -> Self {
+    pub(crate) fn new(journal_bytes: usize) -> Self {
         let parts = (0..journal_bytes.div_ceil(PART_BYTES)).map(|_| OnceLock::new()).collect();
         Self { parts, made: AtomicUsize::new(0) }
     }
@@ -43,7 +43,7 @@ impl Dead {
             self.made.fetch_add(1, Ordering::Relaxed);
             Box::new([const { AtomicU64::new(0) }; PART_WORDS])
         });
-        let (word, bit) = place(first);
+        let (word, bit) = word_and_bit(first);
         // In a mostly dead journal most bits are set already, and the cache line is then not
         // contended.
         if part[word].load(Ordering::Relaxed) & bit == 0 {
@@ -54,9 +54,9 @@ impl Dead {
     /// False if the index names the record that begins at `first`, provided that it is a value of a
     /// sealed journal.
     #[inline]
-    pub(crate) fn may_be(&self, first: Granule) -> bool {
+    pub(crate) fn may_be_dead(&self, first: Granule) -> bool {
         let Some(part) = self.parts[first.byte() / PART_BYTES].get() else { return false };
-        let (word, bit) = place(first);
+        let (word, bit) = word_and_bit(first);
         part[word].load(Ordering::Relaxed) & bit != 0
     }
 
@@ -68,7 +68,7 @@ impl Dead {
 
 /// Returns the word of a part, and the bit in it, that marks a record.
 #[inline]
-fn place(first: Granule) -> (usize, u64) {
+fn word_and_bit(first: Granule) -> (usize, u64) {
     let unit = first.byte() % PART_BYTES / UNIT_BYTES;
     (unit / WORD_BITS, 1 << (unit % WORD_BITS))
 }
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn a_mark_covers_only_its_unit() {
         const JOURNAL_BYTES: usize = 3 * PART_BYTES + 4096;
-        let dead = Dead::none(JOURNAL_BYTES);
+        let dead = DeadMarks::new(JOURNAL_BYTES);
         assert!(dead.memory_bytes() < 100, "{}", dead.memory_bytes());
         let marked = [4096, 4096 + UNIT_BYTES - 8, 9000, PART_BYTES - 8, JOURNAL_BYTES - 8];
         for at in marked {
@@ -88,10 +88,10 @@ mod tests {
         }
         for at in (0..JOURNAL_BYTES).step_by(8) {
             let is_marked = marked.iter().any(|it| it / UNIT_BYTES == at / UNIT_BYTES);
-            assert_eq!(dead.may_be(Granule::at(at)), is_marked, "{at}");
+            assert_eq!(dead.may_be_dead(Granule::at(at)), is_marked, "{at}");
         }
         // The first part, and the last one.
-        let bytes = dead.memory_bytes() - Dead::none(JOURNAL_BYTES).memory_bytes();
+        let bytes = dead.memory_bytes() - DeadMarks::new(JOURNAL_BYTES).memory_bytes();
         assert_eq!(bytes, 2 * PART_BYTES / UNIT_BYTES / 8);
     }
 }

@@ -6,7 +6,7 @@ use std::io;
 use crate::hash::KeyHash;
 use crate::index::Index;
 use crate::journal::FIRST_RECORD;
-use crate::place::{Granule, JournalNumber, Place};
+use crate::position::{Granule, JournalNumber, Position};
 
 /// A map from 128-bit keys to 32-bit numbers.
 pub struct KeyDirectory(Index);
@@ -37,15 +37,15 @@ impl KeyDirectory {
         writer.reserve_slot()?;
         let first = Granule::at(FIRST_RECORD).0 + (number & ((1 << GRANULE_BITS) - 1));
         let journal = JournalNumber(u64::from(number >> GRANULE_BITS));
-        writer.set(Place::new(journal, Granule(first), 1, false, hash));
+        writer.set(Position::new(journal, Granule(first), 1, false, hash));
         Ok(())
     }
 
     /// Returns the number of a key.
     pub fn get(&self, key: u128) -> Option<u32> {
-        let place = self.0.find(hash(key))?;
-        let granule = place.first().0 - Granule::at(FIRST_RECORD).0;
-        Some(place.short_number() << GRANULE_BITS | granule)
+        let position = self.0.find(hash(key))?;
+        let granule = position.first().0 - Granule::at(FIRST_RECORD).0;
+        Some(position.short_number() << GRANULE_BITS | granule)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::options::Contents;
-use crate::place::JournalNumber;
+use crate::position::JournalNumber;
 use crate::record::MAX_KEY_BYTES;
 
 /// Why a call failed.

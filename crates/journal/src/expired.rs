@@ -84,13 +84,13 @@ impl Shared {
             }
             let Some(expires_at) = record.expires_at() else { return Ok(()) };
             let hash = self.hasher.hash(record.key());
-            let place = record.place(number, first, hash);
-            if !self.index.find(hash).is_some_and(|named| named.is_same(place)) {
+            let position = record.position(number, first, hash);
+            if !self.index.find(hash).is_some_and(|named| named.is_same(position)) {
                 return Ok(());
             }
             // An older record may exist that it hides.
             let kept = if is_oldest { 0 } else { tombstone_bytes(record.key()) };
-            let bytes = place.max_len_bytes().saturating_sub(kept) as u64;
+            let bytes = position.max_len_bytes().saturating_sub(kept) as u64;
             match expires_at.saturating_sub(now).checked_ilog2() {
                 None => expired_bytes += bytes,
                 Some(power) => later_bytes[power as usize] += bytes,

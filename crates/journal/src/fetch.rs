@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::files::{Directory, File, ReadAt};
 use crate::journal::Journal;
 use crate::memory;
-use crate::place::Place;
+use crate::position::Position;
 use crate::unreadable::Unreadable;
 
 /// Maximum number of reads in a batch.
@@ -110,10 +110,10 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Adds the reads needed for the record at `place` of the journal; none if it is in memory,
+    /// Adds the reads needed for the record at `position` of the journal; none if it is in memory,
     /// long, or already covered. False if it does not fit; anything fits an empty batch.
-    pub(crate) fn add(&mut self, journal: &Journal, place: Place) -> bool {
-        let Some(range) = journal.pages(place).filter(|it| it.len() <= LONG_BYTES) else {
+    pub(crate) fn add(&mut self, journal: &Journal, position: Position) -> bool {
+        let Some(range) = journal.pages(position).filter(|it| it.len() <= LONG_BYTES) else {
             return true;
         };
         if self.pages.iter().any(|pages| pages.has(&*journal.file, &range)) {

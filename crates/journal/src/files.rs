@@ -179,7 +179,7 @@ impl RealDirectory {
                         let _ = self.remove(name);
                     }
                 })?;
-                if NoFile::of(&sys::fstat(&opened)?).is_none()
+                if NotAFile::of(&sys::fstat(&opened)?).is_none()
                     && !self.logged.direct_io.swap(true, Ordering::Relaxed)
                 {
                     tracing::warn!(
@@ -195,13 +195,13 @@ impl RealDirectory {
     }
 
     /// Returns why a file could not be opened, if the object with its name is the cause.
-    fn no_file(&self, name: &str, error: &io::Error) -> Option<NoFile> {
+    fn not_a_file(&self, name: &str, error: &io::Error) -> Option<NotAFile> {
         let stat = |flags| sys::statat(&self.directory, name, flags).ok();
         if error.kind() == io::ErrorKind::NotFound {
             let is_there = stat(AtFlags::SYMLINK_NOFOLLOW).is_some();
-            return (is_there && stat(AtFlags::empty()).is_none()).then_some(NoFile::Dangling);
+            return (is_there && stat(AtFlags::empty()).is_none()).then_some(NotAFile::Dangling);
         }
-        NoFile::of(&stat(AtFlags::empty())?)
+        NotAFile::of(&stat(AtFlags::empty())?)
     }
 
     /// Returns whether `name` still refers to an open file.
@@ -226,14 +226,14 @@ impl RealDirectory {
 
 /// Something that has the name of a file but is not one.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-pub(crate) enum NoFile {
+pub(crate) enum NotAFile {
     #[error("it is a {0}, not a regular file")]
     Other(&'static str),
     #[error("it is a dangling symbolic link: restore its target, or remove the link")]
     Dangling,
 }
 
-impl NoFile {
+impl NotAFile {
     fn of(stat: &Stat) -> Option<Self> {
         Some(Self::Other(match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => return None,
@@ -252,9 +252,9 @@ impl NoFile {
     }
 }
 
-impl From<NoFile> for io::Error {
-    fn from(no_file: NoFile) -> Self {
-        Self::other(no_file)
+impl From<NotAFile> for io::Error {
+    fn from(not_a_file: NotAFile) -> Self {
+        Self::other(not_a_file)
     }
 }
 
@@ -320,12 +320,12 @@ impl Directory for RealDirectory {
     fn open(&self, name: &str) -> io::Result<Arc<dyn File>> {
         // Without this flag, opening a pipe waits for a writer.
         let opened = self.open_direct(name, OFlags::NONBLOCK);
-        let fd = opened.map_err(|error| match self.no_file(name, &error) {
-            Some(no_file) => no_file.into(),
+        let fd = opened.map_err(|error| match self.not_a_file(name, &error) {
+            Some(not_a_file) => not_a_file.into(),
             None => error,
         })?;
-        if let Some(no_file) = NoFile::of(&sys::fstat(&fd)?) {
-            return Err(no_file.into());
+        if let Some(not_a_file) = NotAFile::of(&sys::fstat(&fd)?) {
+            return Err(not_a_file.into());
         }
         // With the flag set, io_uring may refuse to wait for the disk.
         sys::fcntl_setfl(&fd, sys::fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;

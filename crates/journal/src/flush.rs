@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::journal::{FIRST_RECORD, Journal, file_name};
 use crate::options::Durability;
 use crate::pace::Pace;
-use crate::place::JournalNumber;
+use crate::position::JournalNumber;
 use crate::shared::{CHUNK_BYTES, Point, Shared};
 use crate::sync::Arc;
 use crate::waker::Waker;
@@ -54,7 +54,7 @@ pub(crate) struct State {
     pub(crate) shortage: Shortage,
     /// The last attempt to create a journal failed for lack of file descriptors or memory, which is
     /// temporary.
-    pub(crate) is_held_up: bool,
+    pub(crate) lacks_resources: bool,
     /// Number of times that space was made.
     pub(crate) space_generation: u64,
     /// Why eviction failed, if it was the last attempt to make space. It is retried.
@@ -104,7 +104,7 @@ impl Flush {
                 durable: start,
                 wanted: start,
                 shortage: Shortage::None,
-                is_held_up: false,
+                lacks_resources: false,
                 space_generation: 0,
                 eviction_failure: None,
                 pace,

@@ -15,7 +15,7 @@ use crate::files::File;
 use crate::journal::{FIRST_RECORD, JournalHeader, Loaded};
 use crate::memory;
 use crate::options::Compression;
-use crate::place::{JournalNumber, Place};
+use crate::position::{JournalNumber, Position};
 use crate::record::{Record, Salt};
 use crate::shared::CHUNK_BYTES;
 use crate::sync::Arc;
@@ -315,19 +315,19 @@ impl Frames {
         }
     }
 
-    /// Returns the frames that may contain the record at `place`; `None` if it cannot be a record
-    /// of this journal.
-    fn around(&self, place: Place) -> Option<Range<usize>> {
-        let at = place.first().byte();
-        let limit = (at + place.max_len_bytes()).min(self.end);
+    /// Returns the frames that may contain the record at `position`; `None` if it cannot be a
+    /// record of this journal.
+    fn around(&self, position: Position) -> Option<Range<usize>> {
+        let at = position.first().byte();
+        let limit = (at + position.max_len_bytes()).min(self.end);
         let is_here = FIRST_RECORD <= at && at < limit;
         is_here.then(|| self.frame_of(at)..self.frame_of(limit - 1) + 1)
     }
 
     /// Returns the pages of the file that [`Self::load`] reads, or slightly more; `None` if it
     /// needs none.
-    pub(crate) fn pages(&self, place: Place) -> Option<Range<usize>> {
-        let mut frames = self.around(place)?;
+    pub(crate) fn pages(&self, position: Position) -> Option<Range<usize>> {
+        let mut frames = self.around(position)?;
         if frames.len() <= KEPT_FRAMES {
             let is_kept = |frame: usize| self.blocks.has(self.number, frame);
             while !frames.is_empty() && is_kept(frames.start) {
@@ -340,13 +340,13 @@ impl Frames {
         if frames.is_empty() { None } else { self.stored_pages(&frames) }
     }
 
-    /// Loads the record at `place`; `None` if it is damaged.
-    pub(crate) fn load(&self, source: Source<'_>, place: Place) -> Result<Option<Loaded>> {
-        let Some(frames) = self.around(place) else { return Ok(None) };
-        let at = place.first().byte();
+    /// Loads the record at `position`; `None` if it is damaged.
+    pub(crate) fn load(&self, source: Source<'_>, position: Position) -> Result<Option<Loaded>> {
+        let Some(frames) = self.around(position) else { return Ok(None) };
+        let at = position.first().byte();
         let start = self.plain(frames.start).start;
         let record = |block: Block| {
-            let record = Record::checked(&block[at - start..], self.salt, place.first())?;
+            let record = Record::checked(&block[at - start..], self.salt, position.first())?;
             let len = record.header().len_bytes();
             Some(Loaded::of_block(block, at - start, len))
         };

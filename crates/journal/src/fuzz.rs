@@ -18,7 +18,7 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use self::reference::{RECORDS_AT, checksum};
 use crate::files::Directory;
 use crate::files::sim::SimDirectory;
-use crate::place::{Granule, JournalNumber};
+use crate::position::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record, Salt};
 use crate::walk::{Found, Walk};
 
@@ -160,7 +160,7 @@ impl Image {
         bytes.extend(expiry.iter().flat_map(|at| at.to_le_bytes()));
         bytes.extend(key);
         bytes.extend(value);
-        let (mut salt, mut place) = (self.salt, (at / 8) as u32);
+        let (mut salt, mut position) = (self.salt, (at / 8) as u32);
         match input.u8() % 32 {
             1 => bytes[4] = input.u8(),
             2 => bytes[5] = input.u8(),
@@ -169,11 +169,11 @@ impl Image {
             5 => bytes[8..10].copy_from_slice(&input.array::<2>()),
             6 => bytes[12] = input.u8(),
             7 => salt ^= 1,
-            8 => place += 1,
+            8 => position += 1,
             9 => bytes.truncate(bytes.len().saturating_sub(input.u8() as usize).max(16)),
             _ => {}
         }
-        let crc = checksum(salt, place, &bytes[4..]);
+        let crc = checksum(salt, position, &bytes[4..]);
         bytes[..4].copy_from_slice(&crc.to_le_bytes());
         self.bytes.extend(bytes);
     }
@@ -206,14 +206,14 @@ pub fn records(data: &[u8]) -> Checked {
     if is_right {
         return Ok(());
     }
-    let places = |records: &[reference::Record]| {
+    let positions = |records: &[reference::Record]| {
         records.iter().map(|record| (record.at, record.len)).collect::<Vec<_>>()
     };
     Err(format!(
         "records at {:?}, damage {damage:?}, end {}; by the format at {:?}, damage {:?}, end {}",
-        places(&found),
+        positions(&found),
         walk.end(),
-        places(&expected.records),
+        positions(&expected.records),
         expected.damage,
         expected.end
     ))

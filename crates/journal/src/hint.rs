@@ -10,7 +10,7 @@ use crate::files::{Directory, OpenFile};
 use crate::hash::{KeyHash, KeyHasher};
 use crate::journal::{FIRST_RECORD, NAME_DIGITS};
 use crate::memory;
-use crate::place::{Granule, JournalNumber, Place};
+use crate::position::{Granule, JournalNumber, Position};
 use crate::record::{HEADER_BYTES, Header, Kind, Record, Salt};
 
 const MAGIC: &[u8; 8] = b"ALLUVHNT";
@@ -50,8 +50,8 @@ impl Entry {
         Self { hash, first, len_bytes: header.padded_bytes(), expires, is_tombstone }
     }
 
-    pub(crate) fn place(&self, number: JournalNumber) -> Place {
-        Place::new(number, self.first, self.len_bytes, self.expires, self.hash)
+    pub(crate) fn position(&self, number: JournalNumber) -> Position {
+        Position::new(number, self.first, self.len_bytes, self.expires, self.hash)
     }
 
     fn write(&self, to: &mut [u8]) {

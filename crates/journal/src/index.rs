@@ -1,4 +1,4 @@
-//! The index: a concurrent hash table from the hash of a key to the place of its newest record.
+//! The index: a concurrent hash table from the hash of a key to the position of its newest record.
 //! `docs/journal-cache-design.md`, "Index".
 //!
 //! Readers take no lock. A writer holds the lock of its key's shard from before it reserves space
@@ -11,21 +11,21 @@ use std::io;
 use alluvium_device::Words;
 
 use crate::hash::{KeyHash, SHARD_BITS};
-use crate::place::Place;
+use crate::position::Position;
 use crate::sync::atomic::Ordering;
 use crate::sync::{Arc, ArcSwap, Mutex, MutexGuard};
 
 pub(crate) use grower::Grower;
 
-/// A slot has two words: the place, then the fingerprint.
+/// A slot has two words: the position, then the fingerprint.
 const SLOT_WORDS: usize = 2;
 /// A bucket is a cache line.
 const BUCKET_SLOTS: usize = 4;
 const BUCKET_WORDS: usize = BUCKET_SLOTS * SLOT_WORDS;
 
-/// The place of a slot that was never used since the table was created.
+/// The position of a slot that was never used since the table was created.
 const EMPTY: u64 = 0;
-/// The place of a slot whose entry was removed. A search continues past it; an insertion may use
+/// The position of a slot whose entry was removed. A search continues past it; an insertion may use
 /// it.
 const REMOVED: u64 = 1;
 
@@ -44,13 +44,13 @@ pub(crate) struct Index {
 #[repr(align(64))]
 struct Shard {
     /// The writers' state.
-    writer: OwnLine<Mutex<Owned>>,
+    writer: CachePadded<Mutex<Owned>>,
     /// The writers' table, for readers.
     table: ArcSwap<Table>,
 }
 
 #[repr(align(64))]
-struct OwnLine<T>(T);
+struct CachePadded<T>(T);
 
 /// The state of a shard's writer.
 struct Owned {
@@ -87,16 +87,16 @@ impl Index {
                 has_requested: false,
                 user_bytes: 0,
             };
-            Ok(Shard { writer: OwnLine(Mutex::new(owned)), table: ArcSwap::new(table) })
+            Ok(Shard { writer: CachePadded(Mutex::new(owned)), table: ArcSwap::new(table) })
         };
         let shards = (0..1 << SHARD_BITS).map(shard).collect::<io::Result<_>>()?;
         Ok(Self { shards, grower: Grower::default() })
     }
 
-    /// Returns the place of a key's newest record, by the hash of the key.
+    /// Returns the position of a key's newest record, by the hash of the key.
     #[inline]
-    pub(crate) fn find(&self, hash: KeyHash) -> Option<Place> {
-        self.shards[hash.shard()].table.load().find(hash).map(|(_, place)| place)
+    pub(crate) fn find(&self, hash: KeyHash) -> Option<Position> {
+        self.shards[hash.shard()].table.load().find(hash).map(|(_, position)| position)
     }
 
     /// Starts loading a key's slot into the processor's cache.
@@ -105,17 +105,17 @@ impl Index {
         self.shards[hash.shard()].table.load().prefetch(hash);
     }
 
-    /// Marks the record at `place` as read, if it is still the key's newest.
+    /// Marks the record at `position` as read, if it is still the key's newest.
     #[inline]
-    pub(crate) fn mark_read(&self, hash: KeyHash, place: Place) {
+    pub(crate) fn mark_read(&self, hash: KeyHash, position: Position) {
         let table = self.shards[hash.shard()].table.load();
         if let Some((slot, found)) = table.find(hash)
-            && found == place
+            && found == position
         {
             let word = &table.words[slot * SLOT_WORDS];
-            let read = place.marked_read().0;
+            let read = position.marked_read().0;
             // A concurrent change takes precedence.
-            let _ = word.compare_exchange(place.0, read, Ordering::AcqRel, Ordering::Relaxed);
+            let _ = word.compare_exchange(position.0, read, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
@@ -124,26 +124,26 @@ impl Index {
         Writer { owned: self.shards[hash.shard()].writer.0.lock(), index: self, hash }
     }
 
-    /// Enters a record found on disk, unless a newer one of its key was entered. There are no
-    /// readers yet.
-    pub(crate) fn recover(&self, hash: KeyHash, place: Place) -> io::Result<Recovery> {
+    /// Adds a record found on disk, unless a newer one of its key was added. There are no readers
+    /// yet.
+    pub(crate) fn recover(&self, hash: KeyHash, position: Position) -> io::Result<Recovery> {
         let mut writer = self.lock(hash);
         let table = &writer.owned.table;
         if let Some((slot, known)) = table.find(hash) {
-            if known.is_same(place) {
+            if known.is_same(position) {
                 return Ok(Recovery::Known);
             }
-            if known.is_newer(place) {
+            if known.is_newer(position) {
                 return Ok(Recovery::Older);
             }
-            table.words[slot * SLOT_WORDS].store(place.0, Ordering::Release);
+            table.words[slot * SLOT_WORDS].store(position.0, Ordering::Release);
             return Ok(Recovery::Replaced(known));
         }
         // At once: the grower is not running yet.
         if writer.owned.is_crowded() {
             writer.grow()?;
         }
-        writer.insert(place);
+        writer.insert(position);
         Ok(Recovery::New)
     }
 
@@ -157,7 +157,7 @@ impl Index {
         &self,
         shard: usize,
         fingerprint: u64,
-        found: &mut Vec<(KeyHash, Place)>,
+        found: &mut Vec<(KeyHash, Position)>,
     ) -> Option<u64> {
         let table = self.shards[shard].table.load();
         let own = table.bucket(fingerprint);
@@ -165,9 +165,9 @@ impl Index {
             let mut has_empty = false;
             for slot in bucket * BUCKET_SLOTS..(bucket + 1) * BUCKET_SLOTS {
                 match table.entry(slot) {
-                    Ok((fingerprint, place)) if table.bucket(fingerprint) == own => {
-                        let high = (shard as u64) << (u64::BITS - SHARD_BITS) | place.tag();
-                        found.push((KeyHash { high, fingerprint }, place));
+                    Ok((fingerprint, position)) if table.bucket(fingerprint) == own => {
+                        let high = (shard as u64) << (u64::BITS - SHARD_BITS) | position.tag();
+                        found.push((KeyHash { high, fingerprint }, position));
                     }
                     Ok(_) => {}
                     Err(free) => has_empty |= free == EMPTY,
@@ -197,14 +197,14 @@ impl Index {
         self.shards.iter().map(|shard| size_of_val::<[_]>(&shard.table.load().words)).sum()
     }
 
-    /// Removes all entries for which `keep` returns false. It is called once for each place;
+    /// Removes all entries for which `keep` returns false. It is called once for each position;
     /// readers do not wait, and writers only for their shard's lock.
-    pub(crate) fn retain(&self, mut keep: impl FnMut(Place) -> bool) {
+    pub(crate) fn retain(&self, mut keep: impl FnMut(Position) -> bool) {
         for shard in &self.shards {
             let Owned { table, fill, .. } = &mut *shard.writer.0.lock();
             for slot in 0..table.slots() {
                 let word = table.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
-                if word > REMOVED && !keep(Place(word)) {
+                if word > REMOVED && !keep(Position(word)) {
                     table.remove(slot, fill);
                 }
             }
@@ -218,7 +218,7 @@ pub(crate) enum Recovery {
     /// It is the first one of its key.
     New,
     /// It replaced this older one.
-    Replaced(Place),
+    Replaced(Position),
     /// This record was already entered.
     Known,
     /// A newer one was already entered.
@@ -233,9 +233,9 @@ pub(crate) struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Returns the place of the key's newest record.
-    pub(crate) fn get(&self) -> Option<Place> {
-        self.owned.table.find(self.hash).map(|(_, place)| place)
+    /// Returns the position of the key's newest record.
+    pub(crate) fn get(&self) -> Option<Position> {
+        self.owned.table.find(self.hash).map(|(_, position)| position)
     }
 
     /// Ensures that [`Self::set`] finds a free slot within a short search.
@@ -249,7 +249,7 @@ impl Writer<'_> {
                 return self.grow();
             }
             if !std::mem::replace(&mut owned.has_requested, true) {
-                self.index.grower.ask(self.hash.shard());
+                self.index.grower.report(self.hash.shard());
             }
         }
         self.owned.table.prefetch(self.hash);
@@ -264,23 +264,25 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Sets the place of the key's newest record and returns the previous one.
+    /// Sets the position of the key's newest record and returns the previous one.
     /// [`Self::reserve_slot`] must have been called.
-    pub(crate) fn set(&mut self, place: Place) -> Option<Place> {
+    pub(crate) fn set(&mut self, position: Position) -> Option<Position> {
         let table = &self.owned.table;
         if let Some((slot, _)) = table.find(self.hash) {
             // Not the word that `find` has seen: a reader may have marked it meanwhile.
-            return Some(Place(table.words[slot * SLOT_WORDS].swap(place.0, Ordering::AcqRel)));
+            return Some(Position(
+                table.words[slot * SLOT_WORDS].swap(position.0, Ordering::AcqRel),
+            ));
         }
-        self.insert(place);
+        self.insert(position);
         None
     }
 
     /// Inserts an entry for a key that has none.
-    fn insert(&mut self, place: Place) {
+    fn insert(&mut self, position: Position) {
         let Owned { table, fill, .. } = &mut *self.owned;
         let (slot, was_removed) = table.free_slot(self.hash.fingerprint);
-        table.fill_slot(slot, self.hash.fingerprint, place);
+        table.fill_slot(slot, self.hash.fingerprint, position);
         fill.entries += 1;
         fill.removed -= usize::from(was_removed);
     }
@@ -290,8 +292,8 @@ impl Writer<'_> {
         self.owned.user_bytes += bytes as u64;
     }
 
-    /// Removes the key's entry and returns its place.
-    pub(crate) fn remove(&mut self) -> Option<Place> {
+    /// Removes the key's entry and returns its position.
+    pub(crate) fn remove(&mut self) -> Option<Position> {
         let Owned { table, fill, .. } = &mut *self.owned;
         let (slot, _) = table.find(self.hash)?;
         Some(table.remove(slot, fill))
@@ -324,11 +326,11 @@ impl Owned {
     fn move_to(&mut self, other: Arc<Table>, shard: &Shard) -> Arc<Table> {
         let table = &self.table;
         for slot in 0..table.slots() {
-            let place = table.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
-            if place > REMOVED {
+            let position = table.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
+            if position > REMOVED {
                 let fingerprint = table.words[slot * SLOT_WORDS + 1].load(Ordering::Relaxed);
                 let (free, _) = other.free_slot(fingerprint);
-                other.fill_slot(free, fingerprint, Place(place));
+                other.fill_slot(free, fingerprint, Position(position));
             }
         }
         self.fill.removed = 0;
@@ -383,12 +385,12 @@ impl Table {
     }
 
     #[inline]
-    fn find(&self, hash: KeyHash) -> Option<(usize, Place)> {
+    fn find(&self, hash: KeyHash) -> Option<(usize, Position)> {
         for bucket in self.buckets(hash.fingerprint) {
             let mut has_empty = false;
             for slot in bucket * BUCKET_SLOTS..(bucket + 1) * BUCKET_SLOTS {
                 match self.read(slot, hash) {
-                    Slot::Found(place) => return Some((slot, place)),
+                    Slot::Found(position) => return Some((slot, position)),
                     Slot::Empty => has_empty = true,
                     Slot::Other => {}
                 }
@@ -401,12 +403,12 @@ impl Table {
     }
 
     /// Reads a slot like a seqlock. Writers store the fingerprint of a reused slot before its
-    /// place, and no two entries share a place: a place that is the same before and after belongs
-    /// to the fingerprint read in between.
+    /// position, and no two entries share a position: a position that is the same before and after
+    /// belongs to the fingerprint read in between.
     #[inline]
     fn read(&self, slot: usize, hash: KeyHash) -> Slot {
-        let [place, fingerprint] = [0, 1].map(|word| &self.words[slot * SLOT_WORDS + word]);
-        let mut before = place.load(Ordering::Acquire);
+        let [position, fingerprint] = [0, 1].map(|word| &self.words[slot * SLOT_WORDS + word]);
+        let mut before = position.load(Ordering::Acquire);
         loop {
             if before <= REMOVED {
                 return if before == EMPTY { Slot::Empty } else { Slot::Other };
@@ -414,28 +416,28 @@ impl Table {
             if fingerprint.load(Ordering::Acquire) != hash.fingerprint {
                 return Slot::Other;
             }
-            let after = place.load(Ordering::Acquire);
-            if Place(before).is_same(Place(after)) {
-                let is_key = Place(after).tag() == hash.tag();
-                return if is_key { Slot::Found(Place(after)) } else { Slot::Other };
+            let after = position.load(Ordering::Acquire);
+            if Position(before).is_same(Position(after)) {
+                let is_key = Position(after).tag() == hash.tag();
+                return if is_key { Slot::Found(Position(after)) } else { Slot::Other };
             }
             before = after;
         }
     }
 
-    /// Returns fingerprint and place of the entry in a slot, consistent as in [`Self::read`];
+    /// Returns fingerprint and position of the entry in a slot, consistent as in [`Self::read`];
     /// otherwise [`EMPTY`] or [`REMOVED`].
-    fn entry(&self, slot: usize) -> Result<(u64, Place), u64> {
-        let [place, fingerprint] = [0, 1].map(|word| &self.words[slot * SLOT_WORDS + word]);
-        let mut before = place.load(Ordering::Acquire);
+    fn entry(&self, slot: usize) -> Result<(u64, Position), u64> {
+        let [position, fingerprint] = [0, 1].map(|word| &self.words[slot * SLOT_WORDS + word]);
+        let mut before = position.load(Ordering::Acquire);
         loop {
             if before <= REMOVED {
                 return Err(before);
             }
             let found = fingerprint.load(Ordering::Acquire);
-            let after = place.load(Ordering::Acquire);
-            if Place(before).is_same(Place(after)) {
-                return Ok((found, Place(after)));
+            let after = position.load(Ordering::Acquire);
+            if Position(before).is_same(Position(after)) {
+                return Ok((found, Position(after)));
             }
             before = after;
         }
@@ -447,35 +449,35 @@ impl Table {
             .buckets(fingerprint)
             .flat_map(|bucket| bucket * BUCKET_SLOTS..(bucket + 1) * BUCKET_SLOTS);
         for slot in slots {
-            let place = self.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
-            if place <= REMOVED {
-                return (slot, place == REMOVED);
+            let position = self.words[slot * SLOT_WORDS].load(Ordering::Relaxed);
+            if position <= REMOVED {
+                return (slot, position == REMOVED);
             }
         }
         unreachable!("a table is never full: `reserve_slot` precedes each insertion")
     }
 
-    fn fill_slot(&self, slot: usize, fingerprint: u64, place: Place) {
+    fn fill_slot(&self, slot: usize, fingerprint: u64, position: Position) {
         self.words[slot * SLOT_WORDS + 1].store(fingerprint, Ordering::Release);
-        self.words[slot * SLOT_WORDS].store(place.0, Ordering::Release);
+        self.words[slot * SLOT_WORDS].store(position.0, Ordering::Release);
     }
 
-    fn remove(&self, slot: usize, fill: &mut Fill) -> Place {
+    fn remove(&self, slot: usize, fill: &mut Fill) -> Position {
         // If the bucket has an empty slot, no entry overflowed to the next bucket, and a search may
         // end here.
         let bucket = slot / BUCKET_SLOTS * BUCKET_SLOTS;
         let has_empty = (bucket..bucket + BUCKET_SLOTS)
             .any(|slot| self.words[slot * SLOT_WORDS].load(Ordering::Relaxed) == EMPTY);
         let free = if has_empty { EMPTY } else { REMOVED };
-        let place = self.words[slot * SLOT_WORDS].swap(free, Ordering::AcqRel);
+        let position = self.words[slot * SLOT_WORDS].swap(free, Ordering::AcqRel);
         fill.entries -= 1;
         fill.removed += usize::from(!has_empty);
-        Place(place)
+        Position(position)
     }
 }
 
 enum Slot {
-    Found(Place),
+    Found(Position),
     /// Never used.
     Empty,
     /// Another key's, or removed.

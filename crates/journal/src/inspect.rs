@@ -9,13 +9,13 @@ use crate::blocks::Blocks;
 use crate::clear::{is_of_a_cache, is_set_aside};
 use crate::clock::Clock;
 use crate::error::{Error, Result};
-use crate::files::{Directory, NoFile, RealDirectory};
+use crate::files::{Directory, NotAFile, RealDirectory};
 use crate::hash::KeyHasher;
 use crate::hint::{self, Entry, Sum};
 use crate::journal::{FIRST_RECORD, file_name};
 use crate::open::{identity_of, journal_numbers, probe_journal};
 use crate::options::Compression;
-use crate::place::JournalNumber;
+use crate::position::JournalNumber;
 use crate::record::Kind;
 use crate::sync::Arc;
 use crate::walk::{Found, Walk};
@@ -126,7 +126,7 @@ fn check_is_file(directory: &dyn Directory, name: &str) -> Result<()> {
         return Ok(());
     }
     match directory.open(name) {
-        Err(error) if NoFile::from_error(&error).is_some() => {
+        Err(error) if NotAFile::from_error(&error).is_some() => {
             Err(Error::io(directory.path().join(name), "opening a file")(error))
         }
         // It has not been checked.

@@ -11,8 +11,8 @@ use crate::clock::Clock;
 use crate::error::Result;
 use crate::journal::{FIRST_RECORD, Hold, Journal, Loaded};
 use crate::pieces::Piece;
-use crate::place::{Granule, JournalNumber};
 use crate::pool::Pooled;
+use crate::position::{Granule, JournalNumber};
 use crate::record::{HEADER_BYTES, Header, Kind, Record};
 use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
@@ -172,8 +172,8 @@ impl<'a> Iter<'a> {
         }
         for (first, record, hash, has_expired) in &seen {
             let is_newest = hash.is_none_or(|hash| {
-                let place = record.place(open.journal.number, *first, hash);
-                self.shared.index.find(hash).is_some_and(|named| named.is_same(place))
+                let position = record.position(open.journal.number, *first, hash);
+                self.shared.index.find(hash).is_some_and(|named| named.is_same(position))
             });
             open.has_missed |= !is_newest;
             if is_newest && !has_expired {
@@ -200,7 +200,7 @@ impl Open {
             return None;
         }
         let first = Granule::at(self.at);
-        if self.journal.counts.dead.may_be(first) {
+        if self.journal.counts.dead.may_be_dead(first) {
             return None;
         }
         let record = Record::trusted(hold.0.read(self.at..self.end)?)?;
@@ -214,7 +214,7 @@ impl Open {
     fn may_be_dead(&self, first: Granule) -> bool {
         // Records that an opening did not find behind damage are not marked as replaced either.
         let is_damaged = matches!(self.bytes, Bytes::Damaged(_));
-        self.is_open || is_damaged || self.journal.counts.dead.may_be(first)
+        self.is_open || is_damaged || self.journal.counts.dead.may_be_dead(first)
     }
 
     /// For a journal on disk: loads the piece that begins with the next record, or the whole

@@ -9,14 +9,14 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use parking_lot::Mutex;
 
 use crate::blocks::Block;
-use crate::dead_marks::Dead;
+use crate::dead_marks::DeadMarks;
 use crate::error::{Error, Result};
 use crate::fetch::{Pages, Source};
 use crate::fields::{self, u32_at, u64_at};
 use crate::files::OpenFile;
 use crate::frames::Frames;
-use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pooled;
+use crate::position::{Granule, JournalNumber, Position};
 use crate::record::{HEADER_BYTES, Header, Record, Salt};
 use crate::sync::Arc;
 // Visible to the model checker too: a journal without live bytes is removed without being read.
@@ -131,7 +131,7 @@ pub(crate) struct Counts {
     /// holding [`crate::maintenance::Maintenance::exclusive`].
     pub(crate) tombstones_moved_until: AtomicUsize,
     /// The regions that contain dead records.
-    pub(crate) dead: Dead,
+    pub(crate) dead: DeadMarks,
 }
 
 impl Counts {
@@ -155,25 +155,25 @@ impl Counts {
             tombstone_bytes: AtomicU64::new(0),
             newest_origin: AtomicU64::new(0),
             tombstones_moved_until: AtomicUsize::new(0),
-            dead: Dead::none(journal_bytes),
+            dead: DeadMarks::new(journal_bytes),
         }
     }
 
-    /// Counts the record at `place` of this journal, which the index names from now on.
-    pub(crate) fn count(&self, place: Place) {
-        let bytes = place.max_len_bytes() as u64;
+    /// Counts the record at `position` of this journal, which the index names from now on.
+    pub(crate) fn count(&self, position: Position) {
+        let bytes = position.max_len_bytes() as u64;
         self.live_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if place.expires() {
+        if position.expires() {
             self.expiring_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Removes the record at `place` from the counts: the index does not name it any more.
-    pub(crate) fn forget(&self, place: Place) {
-        self.dead.mark(place.first());
-        let bytes = place.max_len_bytes() as u64;
+    /// Removes the record at `position` from the counts: the index does not name it any more.
+    pub(crate) fn mark_dead(&self, position: Position) {
+        self.dead.mark(position.first());
+        let bytes = position.max_len_bytes() as u64;
         self.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        if place.expires() {
+        if position.expires() {
             self.expiring_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
@@ -184,9 +184,9 @@ impl Counts {
         self.live_bytes.load(Ordering::Relaxed).saturating_sub(expired)
     }
 
-    /// Returns how many of the bytes found expired may have been replaced or removed since: a place
-    /// does not tell whether its record had expired. All bytes removed since count as expired ones,
-    /// so that nothing counts as dead twice.
+    /// Returns how many of the bytes found expired may have been replaced or removed since: a
+    /// position does not show whether its record had expired. All bytes removed since count as
+    /// expired ones, so that nothing counts as dead twice.
     pub(crate) fn doubtful_bytes(&self) -> u64 {
         let now = self.expiring_bytes.load(Ordering::Relaxed);
         let gone = self.expiring_then.load(Ordering::Relaxed).saturating_sub(now);
@@ -225,8 +225,7 @@ impl Counts {
         (!is_damaged || is_lost) && !self.has_just_failed()
     }
 
-    /// Returns whether something that the index, a hint or another opening may know of cannot be
-    /// read, given that this many bytes are no records now.
+    /// Returns whether a record that the index, a hint or another opening may have cannot be read, given that this many bytes are no records now.
     pub(crate) fn has_damage(&self, damaged_bytes: usize) -> bool {
         let lost_bytes = self.lost_bytes.load(Ordering::Relaxed);
         damaged_bytes > lost_bytes || (lost_bytes == 0 && self.is_damaged.load(Ordering::Relaxed))
@@ -422,18 +421,18 @@ impl Journal {
         self.counts.end_bytes.load(Ordering::Acquire)
     }
 
-    /// Loads the record at `place` of this journal.
+    /// Loads the record at `position` of this journal.
     #[inline]
-    pub(crate) fn load(&self, place: Place) -> Result<Loaded> {
-        self.load_with(place, &[])
+    pub(crate) fn load(&self, position: Position) -> Result<Loaded> {
+        self.load_with(position, &[])
     }
 
-    /// Loads the record at `place` with pages that were read before, which may include pages of
+    /// Loads the record at `position` with pages that were read before, which may include pages of
     /// other journals.
     #[inline]
-    pub(crate) fn load_with(&self, place: Place, fetched: &[Pages]) -> Result<Loaded> {
-        let at = place.first().byte();
-        let Some(arena) = &self.arena else { return self.load_cold(place, fetched) };
+    pub(crate) fn load_with(&self, position: Position, fetched: &[Pages]) -> Result<Loaded> {
+        let at = position.first().byte();
+        let Some(arena) = &self.arena else { return self.load_cold(position, fetched) };
         let len = arena
             .read(at..at + HEADER_BYTES)
             .and_then(Header::parse)
@@ -441,59 +440,59 @@ impl Journal {
             .filter(|len| arena.read(at..at + len).is_some());
         match len {
             Some(len) => Ok(Loaded::new(Owner::Hot(arena.clone()), at, len)),
-            None => Err(self.corrupt(place.first())),
+            None => Err(self.corrupt(position.first())),
         }
     }
 
     #[cold]
-    fn load_cold(&self, place: Place, fetched: &[Pages]) -> Result<Loaded> {
+    fn load_cold(&self, position: Position, fetched: &[Pages]) -> Result<Loaded> {
         let source = self.source().with(fetched, &self.counts.disk_reads);
         if let Some(frames) = &self.frames {
-            return frames.load(source, place)?.ok_or_else(|| self.corrupt(place.first()));
+            return frames.load(source, position)?.ok_or_else(|| self.corrupt(position.first()));
         }
-        let pages = plain_pages(place);
+        let pages = plain_pages(position);
         let mut buf = source.pages(pages.len())?;
         source.read_at(pages.start, &mut buf, "reading a record")?;
-        let at = place.first().byte() - pages.start;
-        let record = Record::checked(&buf[at..], self.salt, place.first());
+        let at = position.first().byte() - pages.start;
+        let record = Record::checked(&buf[at..], self.salt, position.first());
         let Some(len) = record.map(|record| record.header().len_bytes()) else {
-            return Err(self.corrupt(place.first()));
+            return Err(self.corrupt(position.first()));
         };
         Ok(Loaded::new(Owner::Cold(Arc::new(buf)), at, len))
     }
 
-    /// Returns the memory that [`Self::load`] allocates for the record at `place`: up to a quarter
-    /// more than its size, and 0 if it is in memory.
-    pub(crate) fn cold_bytes(&self, place: Place) -> usize {
-        if self.arena.is_some() { 0 } else { place.max_len_bytes() }
+    /// Returns the memory that [`Self::load`] allocates for the record at `position`: up to a
+    /// quarter more than its size, and 0 if it is in memory.
+    pub(crate) fn cold_bytes(&self, position: Position) -> usize {
+        if self.arena.is_some() { 0 } else { position.max_len_bytes() }
     }
 
     /// Returns the memory that [`Self::read_head`] allocates; `None` if reading the head would gain
     /// nothing: the record is short, in memory or compressed.
-    pub(crate) fn head_bytes(&self, place: Place) -> Option<usize> {
+    pub(crate) fn head_bytes(&self, position: Position) -> Option<usize> {
         let is_plain = self.arena.is_none() && self.frames.is_none();
-        let is_wanted = is_plain && place.max_len_bytes() > LONG_RECORD_BYTES;
-        is_wanted.then(|| head_pages(place).len())
+        let is_wanted = is_plain && position.max_len_bytes() > LONG_RECORD_BYTES;
+        is_wanted.then(|| head_pages(position).len())
     }
 
-    /// Reads the first [`HEAD_BYTES`] of the record at `place`, without verifying them.
+    /// Reads the first [`HEAD_BYTES`] of the record at `position`, without verifying them.
     /// [`Self::head_bytes`] must be `Some`.
-    pub(crate) fn read_head(&self, place: Place) -> Result<Loaded> {
+    pub(crate) fn read_head(&self, position: Position) -> Result<Loaded> {
         self.counts.disk_reads.fetch_add(1, Ordering::Relaxed);
-        let pages = head_pages(place);
+        let pages = head_pages(position);
         let mut buf = self.source().pages(pages.len())?;
         self.source().read_at(pages.start, &mut buf, "reading a key")?;
-        let at = place.first().byte() - pages.start;
+        let at = position.first().byte() - pages.start;
         Ok(Loaded::new(Owner::Cold(Arc::new(buf)), at, HEAD_BYTES))
     }
 
-    /// Returns the range of whole pages of its file that loading the record at `place` reads;
+    /// Returns the range of whole pages of its file that loading the record at `position` reads;
     /// `None` if the record is in memory or decompressed.
-    pub(crate) fn pages(&self, place: Place) -> Option<Range<usize>> {
+    pub(crate) fn pages(&self, position: Position) -> Option<Range<usize>> {
         match (&self.arena, &self.frames) {
             (Some(_), _) => None,
-            (None, Some(frames)) => frames.pages(place),
-            (None, None) => Some(plain_pages(place)),
+            (None, Some(frames)) => frames.pages(position),
+            (None, None) => Some(plain_pages(position)),
         }
     }
 
@@ -509,13 +508,13 @@ impl Journal {
 }
 
 /// Returns the pages of the file that contain the first bytes of a long record.
-fn head_pages(place: Place) -> Range<usize> {
-    let at = place.first().byte();
+fn head_pages(position: Position) -> Range<usize> {
+    let at = position.first().byte();
     at / PAGE_BYTES * PAGE_BYTES..(at + HEAD_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
-/// Returns the pages of a plain journal that contain the record at `place`.
-fn plain_pages(place: Place) -> Range<usize> {
-    let at = place.first().byte();
-    at / PAGE_BYTES * PAGE_BYTES..(at + place.max_len_bytes()).next_multiple_of(PAGE_BYTES)
+/// Returns the pages of a plain journal that contain the record at `position`.
+fn plain_pages(position: Position) -> Range<usize> {
+    let at = position.first().byte();
+    at / PAGE_BYTES * PAGE_BYTES..(at + position.max_len_bytes()).next_multiple_of(PAGE_BYTES)
 }

@@ -1,4 +1,4 @@
-//! The table of journals: from a place in the index to its journal.
+//! The table of journals: from a position in the index to its journal.
 
 #[cfg(all(test, loom))]
 mod models;
@@ -10,7 +10,7 @@ use crate::hash::KeyHash;
 use crate::index::Index;
 use crate::journal::Journal;
 use crate::options::Options;
-use crate::place::{JournalNumber, Place};
+use crate::position::{JournalNumber, Position};
 use crate::sync::{Arc, ArcSwapOption, Guard};
 
 /// Journals by number. Readers take no lock.
@@ -42,29 +42,29 @@ impl Journals {
         &self.slots[short_number as usize & (self.slots.len() - 1)]
     }
 
-    /// Returns the journal that `place` is in; `None` if it has been removed.
+    /// Returns the journal that `position` is in; `None` if it has been removed.
     #[inline]
-    pub(crate) fn of(&self, place: Place) -> Option<impl Deref<Target = Journal>> {
-        let guard = self.slot(u64::from(place.short_number())).load();
+    pub(crate) fn of(&self, position: Position) -> Option<impl Deref<Target = Journal>> {
+        let guard = self.slot(u64::from(position.short_number())).load();
         match &*guard {
-            Some(journal) if place.is_in(journal.number) => Some(There(guard)),
+            Some(journal) if position.is_in(journal.number) => Some(JournalRef(guard)),
             _ => None,
         }
     }
 
-    /// Returns place and journal of the record that the index has `named` for a key, or names now
-    /// if the journal has been removed since. `None` if there is none.
+    /// Returns position and journal of the record that the index has `named` for a key, or names
+    /// now if the journal has been removed since. `None` if there is none.
     #[inline]
     pub(crate) fn find(
         &self,
         index: &Index,
         hash: KeyHash,
-        mut named: Option<Place>,
-    ) -> Option<(Place, impl Deref<Target = Journal>)> {
+        mut named: Option<Position>,
+    ) -> Option<(Position, impl Deref<Target = Journal>)> {
         loop {
-            let place = named?;
-            if let Some(journal) = self.of(place) {
-                return Some((place, journal));
+            let position = named?;
+            if let Some(journal) = self.of(position) {
+                return Some((position, journal));
             }
             // Removed between the two lookups. The index was changed before that, so this loop
             // ends.
@@ -102,7 +102,7 @@ impl Journals {
 
     /// Removes a journal from the table. The space of its file stays counted.
     pub(crate) fn remove(&self, number: JournalNumber) -> Arc<Journal> {
-        let old = self.slot(number.0).swap(None).expect("removed once, by whoever has the turn");
+        let old = self.slot(number.0).swap(None).expect("removed once, by one thread at a time");
         debug_assert_eq!(old.number, number);
         old
     }
@@ -148,18 +148,18 @@ impl Journals {
         self.slots().filter_map(|slot| slot.load().as_ref().map(|journal| journal.number))
     }
 
-    /// Records that the record at `place` is no longer the newest of its key.
-    pub(crate) fn forget(&self, place: Place) {
-        if let Some(journal) = self.of(place) {
-            journal.counts.forget(place);
+    /// Records that the record at `position` is no longer the newest of its key.
+    pub(crate) fn mark_dead(&self, position: Position) {
+        if let Some(journal) = self.of(position) {
+            journal.counts.mark_dead(position);
         }
     }
 }
 
-/// An occupied slot.
-struct There(Guard<Option<Arc<Journal>>>);
+/// The journal of an occupied slot.
+struct JournalRef(Guard<Option<Arc<Journal>>>);
 
-impl Deref for There {
+impl Deref for JournalRef {
     type Target = Journal;
 
     #[inline]

@@ -35,7 +35,7 @@
 //!
 //! - `cache.rs`, `cache/`, `options.rs`, `error.rs`, `stats.rs`: the public interface, and reads
 //! - `shared.rs`, `swap.rs`: the write path; conditional writes
-//! - `index.rs`, `index/`, `place.rs`, `hash.rs`: the index and its entries; the grower thread
+//! - `index.rs`, `index/`, `position.rs`, `hash.rs`: the index and its entries; the grower thread
 //! - `journal.rs`, `journals.rs`, `pool.rs`, `disk_budget.rs`: a journal and its counts; the table
 //!   of journals; memory and disk budgets
 //! - `record.rs`, `hint.rs`, `frames.rs`, `codec.rs`, `fields.rs`: bytes of the format: records,
@@ -91,8 +91,8 @@ mod open;
 mod options;
 mod pace;
 mod pieces;
-mod place;
 mod pool;
+mod position;
 mod promote;
 mod record;
 mod recover;
@@ -110,14 +110,14 @@ mod waker;
 mod walk;
 
 pub use cache::{Cache, Lookup, Value};
-pub use clear::{KeptAside, clear, kept_aside};
+pub use clear::{SetAside, clear, files_set_aside};
 pub use compact_all::Compacted;
 pub use error::{Error, Result};
 pub use inspect::{HintState, JournalReport, inspect};
 pub use iter::{Entry, Iter};
 pub use open::Recovered;
 pub use options::{Compression, Contents, Durability, Options, WhenFull};
-pub use place::JournalNumber;
+pub use position::JournalNumber;
 pub use record::MAX_KEY_BYTES;
 pub use scan::{ScanCursor, Scanned};
 pub use stats::Stats;

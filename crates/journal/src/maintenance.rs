@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::clear::KeptAside;
+use crate::clear::SetAside;
 use crate::compact::{Compaction, LiveScan, PAUSE};
 use crate::disk_budget::{WriteClass, hint_headroom_bytes};
 use crate::error::{Error, Result, Stopped};
@@ -17,7 +17,7 @@ use crate::flush::PanicReporter;
 use crate::hint::{self, Entry};
 use crate::journal::{Counts, Journal, file_name};
 use crate::options::WhenFull;
-use crate::place::{Granule, JournalNumber};
+use crate::position::{Granule, JournalNumber};
 use crate::record::{Content, Kind, NewRecord, Record};
 use crate::shared::{CHUNK_BYTES, NotAppended, Shared};
 use crate::sync::Arc;
@@ -54,7 +54,7 @@ pub(crate) struct Maintenance {
     /// Memory to compress with was lacking since the last compression.
     pub(crate) has_logged_memory: AtomicBool,
     /// Files that openings could not use.
-    pub(crate) kept_aside: Mutex<KeptAside>,
+    pub(crate) set_aside: Mutex<SetAside>,
 }
 
 impl Maintenance {
@@ -213,21 +213,21 @@ impl Shared {
         most_alive_bytes: usize,
     ) -> std::result::Result<bool, Stopped> {
         let _busy = journal.busy();
-        // While there is space, it does no harm if damage is found after some values have been
+        // While there is space, it is harmless if damage is found after some values have been
         // moved: the index knows these, so none is moved twice, and scanning the journal first
         // would read it twice. Moved tombstones are known only to this process: each process that
         // reaches the same damage would move all those before it again.
-        let is_looked_at = self.is_crowded() || self.has_to_hide(&journal);
-        let look = match is_looked_at {
+        let is_scanned = self.is_crowded() || self.has_to_hide(&journal);
+        let scan = match is_scanned {
             true => self.scan_live(&journal, PAUSE)?,
             false => LiveScan::by_counts(&journal),
         };
-        if is_looked_at && look.alive_bytes > most_alive_bytes {
+        if is_scanned && scan.alive_bytes > most_alive_bytes {
             // Only expired records can have been miscounted: they are counted again.
             journal.counts.found_expired(0, 0, 0);
             return Ok(false);
         }
-        Ok(self.compact(journal, &look, PAUSE)? == Compaction::Done)
+        Ok(self.compact(journal, &scan, PAUSE)? == Compaction::Done)
     }
 
     /// Calls [`Self::evict_oldest`]. If it fails, the writers that wait for space are notified; it
@@ -333,12 +333,12 @@ impl Shared {
         if journal.counts.live_bytes.load(Ordering::Relaxed) > 0 {
             // But an opening may be able to read it, before the file is removed.
             self.mark_keys_lost(&journal);
-            self.index.retain(|place| {
-                let is_in_it = place.is_in(number);
+            self.index.retain(|position| {
+                let is_in_it = position.is_in(number);
                 if is_in_it {
                     // The journal exists until its file is removed: an iteration has to ask the
                     // index about each of these records.
-                    self.journals.forget(place);
+                    self.journals.mark_dead(position);
                 }
                 !is_in_it
             });
@@ -386,13 +386,13 @@ impl Shared {
         is_wanted: bool,
     ) -> Result<bool> {
         let hash = self.hasher.hash(record.key());
-        let place = record.place(number, first, hash);
+        let position = record.position(number, first, hash);
         loop {
             if is_wanted && self.flush.is_behind() {
                 self.flush.wait_while_behind();
             }
             let mut writer = self.index.lock(hash);
-            let Some(named) = writer.get().filter(|named| named.is_same(place)) else {
+            let Some(named) = writer.get().filter(|named| named.is_same(position)) else {
                 return Ok(false);
             };
             let is_kept = is_wanted && named.was_read() && !record.has_expired(&self.clock);
@@ -414,7 +414,7 @@ impl Shared {
                             continue;
                         }
                         writer = self.index.lock(hash);
-                        if !writer.get().is_some_and(|named| named.is_same(place)) {
+                        if !writer.get().is_some_and(|named| named.is_same(position)) {
                             return Ok(false);
                         }
                     }
@@ -422,7 +422,7 @@ impl Shared {
             }
             writer.remove();
             self.counters.evicted.fetch_add(1, Ordering::Relaxed);
-            self.journals.forget(named);
+            self.journals.mark_dead(named);
             return Ok(false);
         }
     }

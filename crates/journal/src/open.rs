@@ -12,13 +12,13 @@ use uuid::Uuid;
 
 use crate::allocator::first_journal;
 use crate::blocks::Blocks;
-use crate::clear::{KeptAside, first_set_aside_name, is_foreign, is_of_a_cache, set_aside_name};
+use crate::clear::{SetAside, first_set_aside_name, is_foreign, is_of_a_cache, set_aside_name};
 use crate::clock::Clock;
 use crate::disk_budget::hint_headroom_bytes;
 use crate::error::{Error, Result};
 use crate::fetch::Source;
 use crate::fields::{self, Fields, u32_at, u64_at};
-use crate::files::{Directory, File, NoFile, OpenFile};
+use crate::files::{Directory, File, NotAFile, OpenFile};
 use crate::flush::Flush;
 use crate::frames::Frames;
 use crate::hash::KeyHasher;
@@ -30,8 +30,8 @@ use crate::journal::{
 use crate::journals::Journals;
 use crate::maintenance::Maintenance;
 use crate::options::{Compression, Contents, Options, WhenFull, is_size};
-use crate::place::{JournalNumber, MAX_SPAN};
 use crate::pool::Pool;
+use crate::position::{JournalNumber, MAX_SPAN};
 use crate::record::Salt;
 use crate::recover::{Reading, is_tombstone};
 use crate::shared::{CHUNK_BYTES, Counters, Shared};
@@ -117,7 +117,7 @@ pub struct Recovered {
 }
 
 /// A journal that exists when the cache is opened.
-pub(crate) struct Old {
+pub(crate) struct ExistingJournal {
     pub(crate) number: JournalNumber,
     pub(crate) salt: Salt,
     pub(crate) file: OpenFile,
@@ -129,7 +129,7 @@ pub(crate) struct Old {
     pub(crate) has_lost_header: bool,
 }
 
-impl Old {
+impl ExistingJournal {
     /// Reads its bytes, as those of a plain journal, into the memory of a whole journal. The
     /// header, and what cannot be read, become zeroes.
     pub(crate) fn read<'m>(
@@ -174,19 +174,19 @@ impl Old {
 
 /// The newest journal of an opening that may still fail: its file is removed on failure, so that
 /// repeated attempts do not accumulate journals.
-struct First<'a> {
+struct FirstJournal<'a> {
     directory: &'a dyn Directory,
     /// `None` once the journal is kept.
     journal: Option<Journal>,
 }
 
-impl First<'_> {
+impl FirstJournal<'_> {
     fn keep(mut self) -> Journal {
         self.journal.take().expect("kept once")
     }
 }
 
-impl Drop for First<'_> {
+impl Drop for FirstJournal<'_> {
     fn drop(&mut self) {
         if let Some(journal) = &self.journal {
             let _ = self.directory.remove(&file_name(journal.number));
@@ -200,7 +200,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let mut names = directory.list().map_err(Error::io(&path, "listing the files"))?;
     // The directory may by mistake belong to another program too: its files stay.
     for name in names.extract_if(.., |name| name.ends_with(".tmp") && is_of_a_cache(name)) {
-        clear_away(&*directory, &name, "removing an unfinished file")?;
+        remove_if_file(&*directory, &name, "removing an unfinished file")?;
     }
     let mut numbers = journal_numbers(&names);
     if !names.iter().any(|name| name == IDENTITY) && numbers.is_empty() && options.create {
@@ -253,7 +253,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
                 }
                 (len, "has no header of this cache, or cannot be decompressed")
             }
-            Err(error) if is_no_file(&error) => (0, "is not a regular file"),
+            Err(error) if is_not_a_file(&error) => (0, "is not a regular file"),
             Err(error) => return Err(error),
         };
         // A damaged journal, kept for inspection.
@@ -273,7 +273,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     for name in
         names.iter().filter(|name| hint_number(name).is_some_and(|it| !numbers.contains(&it)))
     {
-        clear_away(&*directory, name, "removing a hint without a journal")?;
+        remove_if_file(&*directory, name, "removing a hint without a journal")?;
     }
     // At least as many keys as the largest journal has; it is unknown how many keys the others
     // share with it.
@@ -283,25 +283,25 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     let next = JournalNumber(numbers.last().map_or(0, |last| last.0 + 1));
     if let Some(oldest) = numbers.first().filter(|oldest| next.0 - oldest.0 >= MAX_SPAN) {
         let reason = format!(
-            "journal {oldest} is too far behind the newest one to tell their records apart: it \
+            "journal {oldest} is too far behind the newest one to distinguish their records: it \
              could not be read, or the cache was never open for long enough to move its records; \
              to give it up, remove {}",
             file_name(*oldest)
         );
         return Err(Error::NoCache { path, reason });
     }
-    let places = slots(&options, journal_bytes, &numbers, &path)?;
-    let journals = Journals::new(places, &options, journal_bytes);
+    let slots = slots(&options, journal_bytes, &numbers, &path)?;
+    let journals = Journals::new(slots, &options, journal_bytes);
 
-    let place = |number: JournalNumber| number.0 % places as u64;
+    let slot = |number: JournalNumber| number.0 % slots as u64;
     // Numbers of journals that were set aside are skipped too, so that the name is free when an
     // operator restores the file.
     let is_taken = |number: &JournalNumber| {
-        numbers.iter().any(|other| place(*other) == place(*number))
+        numbers.iter().any(|other| slot(*other) == slot(*number))
             || names.contains(&first_set_aside_name(*number))
     };
     let next = (next.0..).map(JournalNumber).find(|number| !is_taken(number));
-    let next = next.expect("there are fewer journals than places for them");
+    let next = next.expect("there are fewer journals than slots");
     let make = || first_journal(&*directory, identity.id, next, journal_bytes, &pool);
     let full = || {
         let full = io::Error::from(io::ErrorKind::StorageFull);
@@ -310,7 +310,8 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     // Before the journals are read, which may take minutes, so that an obstacle is reported at
     // once. And before hints are written: otherwise a process killed between the two steps would
     // leave less space to its successor than it had.
-    let first = make()?.map(|journal| First { directory: &*directory, journal: Some(journal) });
+    let first =
+        make()?.map(|journal| FirstJournal { directory: &*directory, journal: Some(journal) });
     let may_evict = options.when_full == WhenFull::Evict;
     // Reading the journals frees space if a process was killed and left a journal without a hint.
     if first.is_none() && !may_evict && old.iter().all(|old| old.hint.is_some()) {
@@ -329,7 +330,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         hint_lock: Mutex::new(()),
         has_excess: AtomicBool::new(false),
     };
-    let found = reading.all()?;
+    let found = reading.read_all()?;
     let has_excess = reading.has_excess.into_inner();
     let mut unread = Vec::new();
     let mut recovered =
@@ -374,19 +375,19 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
         }));
     }
     if has_excess {
-        index.retain(|place| !is_tombstone(place) && journals.of(place).is_some());
+        index.retain(|position| !is_tombstone(position) && journals.of(position).is_some());
     }
 
     // The file system frees the space of a removed file only when it is no longer open.
     drop(old);
-    let newest = match first.map(First::keep) {
+    let newest = match first.map(FirstJournal::keep) {
         Some(newest) => newest,
         None => loop {
             if let Some(newest) = make()? {
                 break newest;
             }
             // The process before this one continued by evicting, and so does this one.
-            if !may_evict || !give_up_oldest(&*directory, &journals, &index)? {
+            if !may_evict || !remove_oldest(&*directory, &journals, &index)? {
                 return Err(full());
             }
             recovered.journals -= 1;
@@ -397,7 +398,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
     journals.put(newest.clone());
     let maintenance = Maintenance::default();
     maintenance.damaged_bytes.store(recovered.damaged_bytes, Ordering::Relaxed);
-    *maintenance.kept_aside.lock() = KeptAside::among(&*directory, &names);
+    *maintenance.set_aside.lock() = SetAside::among(&*directory, &names);
     let flush = Flush::new(newest.clone(), options.durability);
     let shared = Shared {
         options,
@@ -428,7 +429,7 @@ pub(crate) fn open(directory: Box<dyn Directory>, options: Options) -> Result<(S
 
 /// Removes a leftover file and returns whether it was removed. A cache creates no directories: one
 /// with such a name belongs to another program and stays.
-pub(crate) fn clear_away(
+pub(crate) fn remove_if_file(
     directory: &dyn Directory,
     name: &str,
     action: &'static str,
@@ -449,13 +450,13 @@ pub(crate) fn clear_away(
 
 /// Returns whether the error shows that the name of a journal belongs to something that cannot be
 /// one.
-fn is_no_file(error: &Error) -> bool {
+fn is_not_a_file(error: &Error) -> bool {
     let Error::Io { source, .. } = error else { return false };
-    matches!(NoFile::from_error(source), Some(NoFile::Other(_)))
+    matches!(NotAFile::from_error(source), Some(NotAFile::Other(_)))
 }
 
 /// Removes the oldest journal of a cache that is not yet in use; false if there is none.
-fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index) -> Result<bool> {
+fn remove_oldest(directory: &dyn Directory, journals: &Journals, index: &Index) -> Result<bool> {
     let Some(number) = journals.oldest() else { return Ok(false) };
     let path = directory.path();
     tracing::warn!(
@@ -465,7 +466,7 @@ fn give_up_oldest(directory: &dyn Directory, journals: &Journals, index: &Index)
     // The records that were read are synced, but not all names: what has replaced records of this
     // journal must outlive it.
     directory.sync().map_err(Error::io(path, "syncing the directory"))?;
-    index.retain(|place| !place.is_in(number));
+    index.retain(|position| !position.is_in(number));
     let name = file_name(number);
     directory.remove(&name).map_err(Error::io(path.join(&name), "removing a journal"))?;
     let _ = directory.remove(&hint::file_name(number));
@@ -504,8 +505,8 @@ fn slots(
         slots = slots.saturating_mul(MOST_COMPRESSED / 2).min(MAX_SPAN).max(slots);
     }
     let collide = |slots: u64| {
-        let places: HashSet<_> = numbers.iter().map(|number| number.0 % slots).collect();
-        places.len() < numbers.len()
+        let taken: HashSet<_> = numbers.iter().map(|number| number.0 % slots).collect();
+        taken.len() < numbers.len()
     };
     while slots <= MAX_SPAN && collide(slots) {
         slots *= 2;
@@ -556,7 +557,7 @@ fn check_contents(path: &Path, found: Contents, expected: Contents) -> Result<()
     }
 }
 
-/// Fails if the cache has another contents tag, as far as the file `cache` tells. Works also for a
+/// Fails if the cache has another contents tag, according to the file `cache`. Works also for a
 /// cache that cannot be opened.
 pub(crate) fn check_contents_of(
     directory: &dyn Directory,
@@ -607,7 +608,7 @@ pub(crate) fn probe_journal(
     identity: Identity,
     number: JournalNumber,
     blocks: &Arc<Blocks>,
-) -> Result<Option<Old>> {
+) -> Result<Option<ExistingJournal>> {
     let path = directory.path().join(file_name(number));
     let failed = |action| Error::io(&path, action);
     let file = directory.open(&file_name(number)).map_err(failed("opening a journal"))?;
@@ -654,5 +655,5 @@ pub(crate) fn probe_journal(
     }
     let counts = Arc::new(Counts::new(identity.journal_bytes));
     let (frames, has_lost_header) = (frames.map(Arc::new), header.is_none());
-    Ok(Some(Old { number, salt, file, frames, hint, counts, has_lost_header }))
+    Ok(Some(ExistingJournal { number, salt, file, frames, hint, counts, has_lost_header }))
 }

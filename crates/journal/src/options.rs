@@ -99,7 +99,7 @@ pub struct Options {
     /// `docs/journal-cache.md`.
     pub memory_bytes: usize,
     /// Disk space for journals, in bytes. At least eight journals. Not included are hints (24 bytes
-    /// for each record) and files that openings set aside ([`crate::KeptAside`]). Default 16 GiB.
+    /// for each record) and files that openings set aside ([`crate::SetAside`]). Default 16 GiB.
     pub max_disk_bytes: u64,
     /// The size of a journal's file in bytes, which bounds a record: a multiple of 4 KiB, 1 MiB to
     /// 1 GiB. An existing cache keeps its own size. Default 128 MiB.

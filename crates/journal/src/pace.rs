@@ -104,7 +104,7 @@ mod tests {
         let ahead_bytes = pace.ahead_bytes;
         (0..40).for_each(|_| pace.synced(4096, disk.takes(4096)));
         assert_eq!(pace.ahead_bytes, ahead_bytes);
-        // But a sync that hangs counts, whatever its size.
+        // But a sync that hangs counts even if it is small.
         pace.synced(4096, Duration::from_secs(5));
         assert_eq!(pace.ahead_bytes, LEAST_AHEAD_BYTES);
     }

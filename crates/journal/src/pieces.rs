@@ -10,8 +10,8 @@ use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use crate::allocator::RELEASE_WITHIN;
 use crate::error::{Error, Result};
 use crate::journal::{FIRST_RECORD, Journal, Loaded};
-use crate::place::Granule;
 use crate::pool::Pooled;
+use crate::position::Granule;
 use crate::record::{HEADER_BYTES, Header, Record, Salt};
 use crate::shared::{CHUNK_BYTES, Shared};
 use crate::sync::Arc;
@@ -43,13 +43,13 @@ pub(crate) struct Piece {
     /// Reused, unless a record in it is still referenced.
     memory: Arc<AlignedBuf>,
     /// The range of the journal that it contains.
-    there: Range<usize>,
+    present: Range<usize>,
 }
 
 impl Piece {
     /// Creates an empty piece.
     pub(crate) fn none() -> Self {
-        Self { memory: Arc::new(AlignedBuf::zeroed(PAGE_BYTES)), there: 0..0 }
+        Self { memory: Arc::new(AlignedBuf::zeroed(PAGE_BYTES)), present: 0..0 }
     }
 
     /// Returns the record at `at`, if all of it is here, undamaged.
@@ -59,13 +59,13 @@ impl Piece {
 
     /// Returns a reference to the record of `len` bytes at `at`, which shares the memory.
     pub(crate) fn loaded(&self, at: usize, len: usize) -> Loaded {
-        Loaded::cold(self.memory.clone(), at - self.there.start, len)
+        Loaded::cold(self.memory.clone(), at - self.present.start, len)
     }
 
     /// Returns what is here from `at` on, if anything.
     fn bytes_at(&self, at: usize) -> Option<&[u8]> {
-        let here = &self.memory[..self.there.len()];
-        self.there.contains(&at).then(|| &here[at - self.there.start..])
+        let here = &self.memory[..self.present.len()];
+        self.present.contains(&at).then(|| &here[at - self.present.start..])
     }
 
     /// Reads on at `at`, where [`Self::record`] has found none: about `piece_bytes`, not beyond
@@ -96,9 +96,9 @@ impl Piece {
             *self = Self::none();
             self.memory = Arc::new(journal.source().pages(wanted_bytes)?);
         }
-        self.there = 0..0;
-        let memory = Arc::get_mut(&mut self.memory).expect("nobody else has it");
-        self.there = journal.read_piece(at, end, memory)?;
+        self.present = 0..0;
+        let memory = Arc::get_mut(&mut self.memory).expect("replaced if shared");
+        self.present = journal.read_piece(at, end, memory)?;
         Ok(true)
     }
 }
@@ -171,7 +171,7 @@ impl Shared {
     /// Loads a sealed journal for an iteration that has met damage in it: in memory beyond the
     /// budget if none is free.
     pub(crate) fn load_whole(&self, journal: &Journal, end: usize) -> Result<Pooled> {
-        let arena = self.pool.take_anyway().map_err(self.no_memory("a journal"))?;
+        let arena = self.pool.take_or_create().map_err(self.no_memory("a journal"))?;
         self.load_into(journal, end, arena)
     }
 

@@ -60,14 +60,14 @@ impl Pool {
     }
 
     /// Returns a free arena for writers: what is given back meanwhile is not taken by other
-    /// waiters. `let_go` makes a holder give one back.
+    /// waiters. `release` makes a holder give one back.
     pub(crate) fn take_for_writers(
         &self,
         wait: Duration,
-        let_go: impl FnOnce(),
+        release: impl FnOnce(),
     ) -> io::Result<Option<Pooled>> {
         self.0.state.lock().is_for_writers = true;
-        let_go();
+        release();
         let taken = self.wait(wait, true);
         self.0.state.lock().is_for_writers = false;
         self.0.freed.notify_all();
@@ -99,7 +99,7 @@ impl Pool {
     }
 
     /// Returns a free arena, or one beyond the bound.
-    pub(crate) fn take_anyway(&self) -> io::Result<Pooled> {
+    pub(crate) fn take_or_create(&self) -> io::Result<Pooled> {
         self.take().map_or_else(|| self.take_over_budget(), Ok)
     }
 

@@ -8,7 +8,7 @@ use crc32c::{crc32c, crc32c_append};
 use crate::clock::Clock;
 use crate::fields::{u32_at, u64_at};
 use crate::hash::KeyHash;
-use crate::place::{Granule, JournalNumber, Place};
+use crate::position::{Granule, JournalNumber, Position};
 
 const CHECKSUM: usize = 0;
 const KIND: usize = CHECKSUM + size_of::<u32>();
@@ -33,17 +33,17 @@ pub const MAX_KEY_BYTES: usize = u16::MAX as usize;
 pub(crate) struct Salt(pub(crate) u64);
 
 impl Salt {
-    /// Computes the checksum of data at `place`, a granule or the number of a block, whose bytes
+    /// Computes the checksum of data at `position`, a granule or the number of a block, whose bytes
     /// after the checksum are `rest`.
-    pub(crate) fn checksum(self, place: u32, rest: &[u8]) -> u32 {
-        crc32c_append(self.seed(place), rest)
+    pub(crate) fn checksum(self, position: u32, rest: &[u8]) -> u32 {
+        crc32c_append(self.seed(position), rest)
     }
 
     /// Computes the checksum of no bytes, to be continued.
-    fn seed(self, place: u32) -> u32 {
+    fn seed(self, position: u32) -> u32 {
         let mut seed = [0; 12];
         seed[..8].copy_from_slice(&self.0.to_le_bytes());
-        seed[8..].copy_from_slice(&place.to_le_bytes());
+        seed[8..].copy_from_slice(&position.to_le_bytes());
         crc32c(&seed)
     }
 }
@@ -153,8 +153,8 @@ impl NewRecord<'_> {
     /// within their bounds.
     #[inline]
     pub(crate) fn write(&self, to: &mut [u8], salt: Salt, number: JournalNumber, first: Granule) {
-        let key_len = u16::try_from(self.key.len()).expect("checked before a place is taken");
-        let value_len = u32::try_from(self.value_len()).expect("checked before a place is taken");
+        let key_len = u16::try_from(self.key.len()).expect("checked before space is reserved");
+        let value_len = u32::try_from(self.value_len()).expect("checked before space is reserved");
         let (kind, flags) = match self.content {
             Content::Value { expires_at, .. } => {
                 (KIND_VALUE, if expires_at.is_some() { FLAG_EXPIRES } else { 0 })
@@ -209,8 +209,13 @@ impl<'a> Record<'a> {
     }
 
     /// Returns the index entry of the record, if it is at `first` of this journal.
-    pub(crate) fn place(&self, number: JournalNumber, first: Granule, hash: KeyHash) -> Place {
-        Place::new(number, first, self.header.len_bytes(), self.header.expires, hash)
+    pub(crate) fn position(
+        &self,
+        number: JournalNumber,
+        first: Granule,
+        hash: KeyHash,
+    ) -> Position {
+        Position::new(number, first, self.header.len_bytes(), self.header.expires, hash)
     }
 
     pub(crate) fn header(&self) -> Header {
@@ -379,7 +384,8 @@ mod tests {
             first in any::<u32>(),
         ) {
             let (salt, first) = (Salt(salt), Granule(first));
-            let new = NewRecord { key: &key, content: Content::Value { value: &value, expires_at } };
+            let content = Content::Value { value: &value, expires_at };
+            let new = NewRecord { key: &key, content };
             let bytes = written(&new, salt, first);
             let record = Record::checked(&bytes, salt, first).unwrap();
             prop_assert_eq!(record.header().len_bytes(), bytes.len());
@@ -412,7 +418,8 @@ mod tests {
             expires_at in any::<Option<u64>>(),
             bit in any::<proptest::sample::Index>(),
         ) {
-            let new = NewRecord { key: &key, content: Content::Value { value: &value, expires_at } };
+            let content = Content::Value { value: &value, expires_at };
+            let new = NewRecord { key: &key, content };
             let mut bytes = written(&new, Salt(7), Granule(512));
             let bit = bit.index(bytes.len() * 8);
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -459,12 +466,12 @@ mod tests {
 
     #[test]
     fn a_tombstone_records_its_origin() {
-        for (origin, told) in [(None, 9), (Some(JournalNumber(4)), 4)] {
+        for (origin, expected) in [(None, 9), (Some(JournalNumber(4)), 4)] {
             let new = NewRecord { key: b"k", content: Content::Tombstone { origin } };
             let bytes = written(&new, Salt(1), Granule(512));
             let record = Record::checked(&bytes, Salt(1), Granule(512)).unwrap();
             assert_eq!((record.key(), record.expires_at()), (&b"k"[..], None));
-            assert_eq!(record.origin(), Some(JournalNumber(told)));
+            assert_eq!(record.origin(), Some(JournalNumber(expected)));
         }
         assert!(Record::checked(&[0; 64], Salt(1), Granule(512)).is_none());
         let bytes = written(

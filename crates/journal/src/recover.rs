@@ -13,10 +13,10 @@ use crate::hash::KeyHasher;
 use crate::hint::{self, Entry};
 use crate::index::{Index, Recovery};
 use crate::journal::{FIRST_RECORD, file_name};
-use crate::open::Old;
+use crate::open::ExistingJournal;
 use crate::pieces::each_in;
-use crate::place::Place;
 use crate::pool::{Pool, Pooled};
+use crate::position::Position;
 use crate::walk::{Found, Walk};
 
 /// The number of entries whose slots are prefetched together.
@@ -32,7 +32,7 @@ pub(crate) struct Contents {
     pub(crate) end: usize,
     pub(crate) tombstone_bytes: usize,
     pub(crate) damaged_bytes: u64,
-    /// Some of it could not be read, and nothing else tells which records it had. A later attempt
+    /// Some of it could not be read, and nothing else shows which records it had. A later attempt
     /// may succeed.
     pub(crate) has_unread: bool,
     pub(crate) is_scanned: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Contents {
 pub(crate) struct Reading<'a> {
     pub(crate) directory: &'a dyn Directory,
     /// Oldest first.
-    pub(crate) journals: &'a [Old],
+    pub(crate) journals: &'a [ExistingJournal],
     pub(crate) index: &'a Index,
     pub(crate) hasher: &'a KeyHasher,
     pub(crate) pool: &'a Pool,
@@ -56,16 +56,16 @@ pub(crate) struct Reading<'a> {
     pub(crate) has_excess: AtomicBool,
 }
 
-/// Returns whether an entry is a tombstone. During an opening tombstones are entered too, with the
+/// Returns whether an entry is a tombstone. During an opening tombstones are indexed too, with the
 /// read bit as their mark, so that they take precedence over what they delete.
-pub(crate) fn is_tombstone(place: Place) -> bool {
-    place.was_read()
+pub(crate) fn is_tombstone(position: Position) -> bool {
+    position.was_read()
 }
 
 impl Reading<'_> {
     /// Reads all journals with as many threads as there are processors, including this one; returns
     /// the results in their order.
-    pub(crate) fn all(&self) -> Result<Vec<Contents>> {
+    pub(crate) fn read_all(&self) -> Result<Vec<Contents>> {
         let next = AtomicUsize::new(0);
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let work = || -> Result<Vec<(usize, Contents)>> {
@@ -73,7 +73,7 @@ impl Reading<'_> {
             while let at = next.fetch_add(1, Ordering::Relaxed)
                 && let Some(journal) = self.journals.get(at)
             {
-                found.push((at, self.one(journal)?));
+                found.push((at, self.read_one(journal)?));
             }
             Ok(found)
         };
@@ -92,14 +92,15 @@ impl Reading<'_> {
         Ok(found.into_iter().map(|(_, contents)| contents).collect())
     }
 
-    fn one(&self, journal: &Old) -> Result<Contents> {
+    fn read_one(&self, journal: &ExistingJournal) -> Result<Contents> {
         let path = || self.directory.path().join(file_name(journal.number));
         let len_bytes =
             journal.file.len_bytes().map_err(|e| Error::io(path(), "asking for the length")(e))?;
         let file_bytes = self.without_excess(journal, len_bytes);
         let mut tombstone_bytes = 0;
         if let Some(head) = journal.hint {
-            let each = |entries: &[Entry]| self.enter(journal, entries, &mut tombstone_bytes);
+            let each =
+                |entries: &[Entry]| self.index_entries(journal, entries, &mut tombstone_bytes);
             if hint::read(self.directory, journal.number, journal.salt, head, each)? {
                 let end = head.end;
                 let damaged_bytes = match &journal.frames {
@@ -123,34 +124,39 @@ impl Reading<'_> {
         self.scan(journal, file_bytes)
     }
 
-    /// Enters records of one journal into the index, and counts the live ones.
-    fn enter(&self, journal: &Old, entries: &[Entry], tombstone_bytes: &mut usize) -> Result<()> {
+    /// Adds records of one journal to the index, and counts the live ones.
+    fn index_entries(
+        &self,
+        journal: &ExistingJournal,
+        entries: &[Entry],
+        tombstone_bytes: &mut usize,
+    ) -> Result<()> {
         let (mut live_bytes, mut expiring_bytes) = (0, 0);
         let path = self.directory.path();
         for entries in entries.chunks(OVERLAP) {
             entries.iter().for_each(|entry| self.index.prefetch(entry.hash));
             for entry in entries {
-                let mut place = entry.place(journal.number);
+                let mut position = entry.position(journal.number);
                 if entry.is_tombstone {
-                    place = place.marked_read();
+                    position = position.marked_read();
                     *tombstone_bytes += entry.len_bytes;
                 }
-                let recovery = self.index.recover(entry.hash, place);
+                let recovery = self.index.recover(entry.hash, position);
                 match recovery.map_err(Error::no_memory(path, "the index"))? {
                     Recovery::Older if !entry.is_tombstone => {
-                        journal.counts.dead.mark(place.first());
+                        journal.counts.dead.mark(position.first());
                         continue;
                     }
                     Recovery::Older | Recovery::Known => continue,
-                    Recovery::Replaced(old) if !is_tombstone(old) => self.forget(old),
+                    Recovery::Replaced(old) if !is_tombstone(old) => self.mark_dead(old),
                     Recovery::Replaced(_) | Recovery::New => {}
                 }
                 if entry.is_tombstone {
                     self.has_excess.store(true, Ordering::Relaxed);
                 } else {
-                    live_bytes += place.max_len_bytes() as u64;
+                    live_bytes += position.max_len_bytes() as u64;
                     expiring_bytes +=
-                        if place.expires() { place.max_len_bytes() as u64 } else { 0 };
+                        if position.expires() { position.max_len_bytes() as u64 } else { 0 };
                 }
             }
         }
@@ -161,13 +167,13 @@ impl Reading<'_> {
 
     /// Removes a replaced record from the counts. The thread that adds it to its journal's count
     /// may do so later: the sum is right at the end.
-    fn forget(&self, old: Place) {
+    fn mark_dead(&self, old: Position) {
         let of = self.journals.partition_point(|it| !it.number.is_behind(old));
-        self.journals[of - 1].counts.forget(old);
+        self.journals[of - 1].counts.mark_dead(old);
     }
 
     /// Returns how many bytes of a journal with a hint, up to its `end`, are not records.
-    fn damaged_bytes(&self, journal: &Old, end: usize) -> Result<u64> {
+    fn damaged_bytes(&self, journal: &ExistingJournal, end: usize) -> Result<u64> {
         let mut arena = self.take_arena()?;
         let (bytes, _) = journal.read(self.directory.path(), arena.arena_mut().memory())?;
         let there = &bytes[..end.min(bytes.len())];
@@ -195,7 +201,7 @@ impl Reading<'_> {
     }
 
     /// Reads the whole journal.
-    fn scan(&self, journal: &Old, file_bytes: u64) -> Result<Contents> {
+    fn scan(&self, journal: &ExistingJournal, file_bytes: u64) -> Result<Contents> {
         // A hint is written after a sync. Without a hint it is unknown whether there was a sync,
         // and what these records replace may be removed as soon as they are in the index.
         let path = || self.directory.path().join(file_name(journal.number));
@@ -211,14 +217,14 @@ impl Reading<'_> {
                 Found::Record(first, record) => {
                     entries.push(Entry::of(self.hasher.hash(record.key()), first, &record));
                     if entries.len() == OVERLAP {
-                        self.enter(journal, &entries, &mut tombstone_bytes)?;
+                        self.index_entries(journal, &entries, &mut tombstone_bytes)?;
                         entries.clear();
                     }
                 }
                 Found::Damage(range) => damaged_bytes += range.len() as u64,
             }
         }
-        self.enter(journal, &entries, &mut tombstone_bytes)?;
+        self.index_entries(journal, &entries, &mut tombstone_bytes)?;
         damaged_bytes += journal.lost_tail(walk.end(), &unreadable);
         let end = journal.frames.as_ref().map_or(walk.end(), |frames| frames.end());
         if damaged_bytes > 0 {
@@ -241,7 +247,7 @@ impl Reading<'_> {
         {
             // If space has to be left, hints are written one at a time: otherwise all threads would
             // count on the same space.
-            let _turn = (headroom_bytes > 0).then(|| self.hint_lock.lock());
+            let _hint_lock = (headroom_bytes > 0).then(|| self.hint_lock.lock());
             if hint::has_space(directory, headroom_bytes) {
                 hint::write(directory, hasher, journal.number, journal.salt, &bytes[..end]);
             }
@@ -260,7 +266,7 @@ impl Reading<'_> {
     /// Truncates a file that is longer than a journal, and returns its length. The excess comes
     /// from outside the cache; it would count as used space, and good journals would be evicted for
     /// it.
-    fn without_excess(&self, journal: &Old, len_bytes: u64) -> u64 {
+    fn without_excess(&self, journal: &ExistingJournal, len_bytes: u64) -> u64 {
         let most_bytes = self.pool.arena_bytes() as u64;
         if journal.frames.is_some() || len_bytes <= most_bytes {
             return len_bytes;
@@ -275,7 +281,7 @@ impl Reading<'_> {
 
     /// Frees the space behind the last record, as a close does, and returns the length of the file:
     /// a process that is killed repeatedly must not leave a series of nearly empty journals.
-    fn cut(&self, journal: &Old, file_bytes: u64, end: usize) -> u64 {
+    fn cut(&self, journal: &ExistingJournal, file_bytes: u64, end: usize) -> u64 {
         let whole = end.next_multiple_of(PAGE_BYTES) as u64;
         // A full journal has less than its longest record there and keeps its length: moving it
         // then gives back the space of a whole journal.
@@ -286,7 +292,7 @@ impl Reading<'_> {
     }
 
     /// Truncates the file from `file_bytes` to `len_bytes`; returns the resulting length.
-    fn cut_to(&self, journal: &Old, file_bytes: u64, len_bytes: u64) -> u64 {
+    fn cut_to(&self, journal: &ExistingJournal, file_bytes: u64, len_bytes: u64) -> u64 {
         match journal.file.truncate(len_bytes) {
             Ok(()) => len_bytes,
             Err(error) => {

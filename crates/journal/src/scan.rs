@@ -9,7 +9,7 @@
 use crate::error::{Error, Result};
 use crate::hash::{KeyHash, SHARD_BITS};
 use crate::journal::Journal;
-use crate::place::Place;
+use crate::position::Position;
 use crate::record::{Head, Record};
 use crate::shared::Shared;
 
@@ -50,7 +50,7 @@ impl ScanCursor {
 }
 
 /// The result of looking up the key of an index entry.
-enum Looked {
+enum KeyLookup {
     /// The entry has this key.
     Present(Vec<u8>),
     /// The record has expired or been removed, or is damaged.
@@ -73,14 +73,14 @@ impl Shared {
         for _ in 0..MAX_BUCKETS {
             let (shard, before) = (at.shard(), keys.len());
             let behind = self.index.bucket(shard, at.fingerprint(), &mut found);
-            for (hash, place) in found.drain(..) {
-                match self.key_of(hash, place, &mut may_read)? {
-                    Looked::Present(key) => {
+            for (hash, position) in found.drain(..) {
+                match self.key_of(hash, position, &mut may_read)? {
+                    KeyLookup::Present(key) => {
                         key_bytes += key.len();
                         keys.push(key);
                     }
-                    Looked::Absent => {}
-                    Looked::Refused => {
+                    KeyLookup::Absent => {}
+                    KeyLookup::Refused => {
                         // The next call returns the whole bucket.
                         keys.truncate(before);
                         return Ok((at != from).then_some(Scanned { keys, next: Some(at) }));
@@ -99,30 +99,30 @@ impl Shared {
         Ok(Some(Scanned { keys, next: Some(at) }))
     }
 
-    /// Returns the memory that reading the record at `place` allocates; 0 if it is in memory.
-    pub(crate) fn cold_bytes(&self, place: Place) -> usize {
-        self.journals.of(place).map_or(0, |journal| journal.cold_bytes(place))
+    /// Returns the memory that reading the record at `position` allocates; 0 if it is in memory.
+    pub(crate) fn cold_bytes(&self, position: Position) -> usize {
+        self.journals.of(position).map_or(0, |journal| journal.cold_bytes(position))
     }
 
     /// Returns the key of an index entry.
     fn key_of(
         &self,
         hash: KeyHash,
-        seen: Place,
+        seen: Position,
         may_read: &mut impl FnMut(usize) -> bool,
-    ) -> Result<Looked> {
-        let mut place = seen;
+    ) -> Result<KeyLookup> {
+        let mut position = seen;
         loop {
-            if let Some(journal) = self.journals.of(place) {
-                match self.read_key(&journal, hash, place, may_read)? {
-                    Looked::Absent => {}
-                    looked => return Ok(looked),
+            if let Some(journal) = self.journals.of(position) {
+                match self.read_key(&journal, hash, position, may_read)? {
+                    KeyLookup::Absent => {}
+                    found => return Ok(found),
                 }
             }
             // It was moved or replaced since the index was read, or is no longer live.
             match self.index.find(hash) {
-                Some(now) if !now.is_same(place) => place = now,
-                _ => return Ok(Looked::Absent),
+                Some(now) if !now.is_same(position) => position = now,
+                _ => return Ok(KeyLookup::Absent),
             }
         }
     }
@@ -131,32 +131,32 @@ impl Shared {
         &self,
         journal: &Journal,
         hash: KeyHash,
-        place: Place,
+        position: Position,
         may_read: &mut impl FnMut(usize) -> bool,
-    ) -> Result<Looked> {
-        let kept = self.peek(journal, place);
+    ) -> Result<KeyLookup> {
+        let kept = self.peek(journal, position);
         if kept.is_none()
-            && let Some(head_bytes) = journal.head_bytes(place)
+            && let Some(head_bytes) = journal.head_bytes(position)
         {
             if !may_read(head_bytes) {
-                return Ok(Looked::Refused);
+                return Ok(KeyLookup::Refused);
             }
-            if let Some(key) = self.key_in_head(hash, journal.read_head(place)?.bytes()) {
-                return Ok(Looked::Present(key));
+            if let Some(key) = self.key_in_head(hash, journal.read_head(position)?.bytes()) {
+                return Ok(KeyLookup::Present(key));
             }
         }
-        let read_bytes = if kept.is_some() { 0 } else { journal.cold_bytes(place) };
+        let read_bytes = if kept.is_some() { 0 } else { journal.cold_bytes(position) };
         if !may_read(read_bytes) {
-            return Ok(Looked::Refused);
+            return Ok(KeyLookup::Refused);
         }
-        let loaded = match kept.map_or_else(|| journal.load(place), Ok) {
-            Err(Error::Corrupt { .. }) => return Ok(Looked::Absent),
+        let loaded = match kept.map_or_else(|| journal.load(position), Ok) {
+            Err(Error::Corrupt { .. }) => return Ok(KeyLookup::Absent),
             loaded => loaded?,
         };
         let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
         Ok(match record.has_expired(&self.clock) {
-            true => Looked::Absent,
-            false => Looked::Present(record.key().to_vec()),
+            true => KeyLookup::Absent,
+            false => KeyLookup::Present(record.key().to_vec()),
         })
     }
 
@@ -166,10 +166,10 @@ impl Shared {
         let head = Head::unchecked(head)?;
         let found = self.hasher.hash(head.key);
         // Compares everything that the index stores of the hash.
-        let is_entered = found.fingerprint == hash.fingerprint
+        let is_same_key = found.fingerprint == hash.fingerprint
             && found.shard() == hash.shard()
             && found.tag() == hash.tag();
         let counts = head.expires_at.is_none_or(|at| at > self.clock.now_millis());
-        (is_entered && counts).then(|| head.key.to_vec())
+        (is_same_key && counts).then(|| head.key.to_vec())
     }
 }

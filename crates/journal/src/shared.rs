@@ -19,8 +19,8 @@ use crate::journal::{CacheId, FIRST_RECORD, Journal, Loaded};
 use crate::journals::Journals;
 use crate::maintenance::Maintenance;
 use crate::options::{Durability, Options, WhenFull};
-use crate::place::{Granule, JournalNumber, Place};
 use crate::pool::Pool;
+use crate::position::{Granule, JournalNumber, Position};
 use crate::record::{Content, MAX_KEY_BYTES, NewRecord, Record};
 use crate::sync::{Arc, ArcSwap};
 use crate::waker::Waker;
@@ -92,7 +92,7 @@ impl From<Error> for NotAppended {
 /// A record that has been appended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Appended {
-    pub(crate) place: Place,
+    pub(crate) position: Position,
     /// The end of the record.
     pub(crate) end: Point,
     /// Whether the flusher should be woken.
@@ -167,10 +167,10 @@ impl Shared {
         let record = self.new_value(key, value, expires_at)?;
         let hash = self.hasher.hash(key);
         let appended = self.retry_append(WriteClass::Put, || {
-            let (mut writer, is_there) = self.lock_and_read(hash, |named| {
-                named.map_or(Ok(false), |place| self.is_there(place, &[]))
+            let (mut writer, is_present) = self.lock_and_read(hash, |named| {
+                named.map_or(Ok(false), |position| self.is_present(position, &[]))
             })?;
-            if is_there {
+            if is_present {
                 return Ok(None);
             }
             self.append_and_index(&mut writer, hash, &record, WriteClass::Put).map(Some)
@@ -201,7 +201,7 @@ impl Shared {
         self.retry_append(WriteClass::Deletion, || {
             let (mut writer, was_there) = self.lock_and_read(hash, |named| {
                 // A value that cannot be read counts as present.
-                Ok(named.is_some_and(|place| self.is_there(place, fetched).unwrap_or(true)))
+                Ok(named.is_some_and(|position| self.is_present(position, fetched).unwrap_or(true)))
             })?;
             // A record that eviction has removed from the index is still in its journal until that
             // is removed.
@@ -211,7 +211,7 @@ impl Shared {
             let appended = self.append_tombstone(key, hash, None, WriteClass::Deletion)?;
             writer.count_user_bytes(key.len());
             if let Some(old) = writer.remove() {
-                self.journals.forget(old);
+                self.journals.mark_dead(old);
             }
             Ok((was_there, Some(appended)))
         })
@@ -252,20 +252,20 @@ impl Shared {
         Ok(record)
     }
 
-    /// Locks the shard of a key, and returns the result of `read` for the place that the index
+    /// Locks the shard of a key, and returns the result of `read` for the position that the index
     /// names. `read` runs before the lock is taken, so that no other thread waits behind it for the
     /// disk, and again if the entry has changed meanwhile.
     pub(crate) fn lock_and_read<T>(
         &self,
         hash: KeyHash,
-        read: impl Fn(Option<Place>) -> Result<T>,
+        read: impl Fn(Option<Position>) -> Result<T>,
     ) -> Result<(Writer<'_>, T)> {
         loop {
             let named = self.index.find(hash);
             let found = read(named)?;
             let writer = self.index.lock(hash);
             let is_same = match (named, writer.get()) {
-                // A place is never used twice.
+                // A position is never used twice.
                 (Some(named), Some(now)) => named.is_same(now),
                 (named, now) => named.is_none() && now.is_none(),
             };
@@ -275,60 +275,60 @@ impl Shared {
         }
     }
 
-    /// Loads the record at `place` of a cold journal: from the cached parts, the pages in
-    /// `fetched`, or the disk; with no pages given, nothing is read. `place` carries the read bit
-    /// of the index from before this read.
+    /// Loads the record at `position` of a cold journal: from the cached parts, the pages in
+    /// `fetched`, or the disk; with no pages given, nothing is read. `position` carries the read
+    /// bit of the index from before this read.
     #[cold]
     pub(crate) fn load_cold(
         &self,
         journal: &Journal,
-        place: Place,
+        position: Position,
         fetched: Option<&[Pages]>,
     ) -> Result<Option<Loaded>> {
-        let (number, first) = (journal.number, place.first());
+        let (number, first) = (journal.number, position.first());
         if let Some(record) = self.blocks.record(number, first) {
             let len = record.len();
             return Ok(Some(Loaded::of_block(record, 0, len)));
         }
         let Some(fetched) = fetched else { return Ok(None) };
-        let loaded = journal.load_with(place, fetched)?;
+        let loaded = journal.load_with(position, fetched)?;
         // A record that is read for the first time may be part of a long scan.
-        if place.was_read() {
-            self.blocks.keep_record(number, first, loaded.bytes());
+        if position.was_read() {
+            self.blocks.insert_record(number, first, loaded.bytes());
         }
         Ok(Some(loaded))
     }
 
-    /// Returns the record at `place` of a cold journal if it is cached, without counting this as a
-    /// use.
-    pub(crate) fn peek(&self, journal: &Journal, place: Place) -> Option<Loaded> {
+    /// Returns the record at `position` of a cold journal if it is cached, without counting this as
+    /// a use.
+    pub(crate) fn peek(&self, journal: &Journal, position: Position) -> Option<Loaded> {
         if journal.arena.is_some() {
             return None;
         }
-        let record = self.blocks.peek_record(journal.number, place.first())?;
+        let record = self.blocks.peek_record(journal.number, position.first())?;
         let len = record.len();
         Some(Loaded::of_block(record, 0, len))
     }
 
-    /// Loads the record at `place` for a caller that replaces or removes it: from memory, the pages
-    /// in `fetched`, or the disk. The record is not cached for this.
+    /// Loads the record at `position` for a caller that replaces or removes it: from memory, the
+    /// pages in `fetched`, or the disk. The record is not cached for this.
     pub(crate) fn load_uncached(
         &self,
         journal: &Journal,
-        place: Place,
+        position: Position,
         fetched: &[Pages],
     ) -> Result<Loaded> {
-        self.peek(journal, place).map_or_else(|| journal.load_with(place, fetched), Ok)
+        self.peek(journal, position).map_or_else(|| journal.load_with(position, fetched), Ok)
     }
 
-    /// Returns whether the record at `place` counts as present, reading these pages or the disk if
-    /// necessary.
-    fn is_there(&self, place: Place, fetched: &[Pages]) -> Result<bool> {
-        if !place.expires() {
+    /// Returns whether the record at `position` counts as present, reading these pages or the disk
+    /// if necessary.
+    fn is_present(&self, position: Position, fetched: &[Pages]) -> Result<bool> {
+        if !position.expires() {
             return Ok(true);
         }
-        let Some(journal) = self.journals.of(place) else { return Ok(false) };
-        let loaded = self.load_uncached(&journal, place, fetched)?;
+        let Some(journal) = self.journals.of(position) else { return Ok(false) };
+        let loaded = self.load_uncached(&journal, position, fetched)?;
         Ok(Record::trusted(loaded.bytes()).is_some_and(|record| !record.has_expired(&self.clock)))
     }
 
@@ -347,8 +347,8 @@ impl Shared {
         if class == WriteClass::Put {
             writer.count_user_bytes(record.user_bytes());
         }
-        if let Some(old) = writer.set(appended.place) {
-            self.journals.forget(old);
+        if let Some(old) = writer.set(appended.position) {
+            self.journals.mark_dead(old);
         }
         Ok(appended)
     }
@@ -378,7 +378,7 @@ impl Shared {
         let len_bytes = record.len_bytes();
         loop {
             let journal = self.active.load();
-            if is_kept(&journal, class) {
+            if is_reserved(&journal, class) {
                 return Err(NotAppended::Full(journal.number));
             }
             let arena = journal.arena.as_ref().expect("the newest journal is in memory");
@@ -393,13 +393,13 @@ impl Shared {
             let at = taken.at();
             let first = Granule::at(at);
             record.write(&mut taken, journal.salt, journal.number, first);
-            let place = Place::new(journal.number, first, len_bytes, record.expires(), hash);
+            let position = Position::new(journal.number, first, len_bytes, record.expires(), hash);
             let padded_bytes = len_bytes.next_multiple_of(GRANULE_BYTES);
             // Before publication: once published, the journal may be sealed, and a journal whose
             // counts show nothing live is removed without being read.
             match record.content {
                 // The index will name it.
-                Content::Value { .. } => journal.counts.count(place),
+                Content::Value { .. } => journal.counts.count(position),
                 // Counted with padding: a journal full of tombstones contains nothing else.
                 Content::Tombstone { origin } => {
                     journal.counts.count_tombstone(padded_bytes, origin.unwrap_or(journal.number));
@@ -408,7 +408,7 @@ impl Shared {
             taken.publish();
             let end = at + padded_bytes;
             return Ok(Appended {
-                place,
+                position,
                 end: Point { number: journal.number, byte: end },
                 crosses_chunk: at / CHUNK_BYTES != end / CHUNK_BYTES,
             });
@@ -556,14 +556,14 @@ impl Shared {
         let mut state = self.flush.state.lock();
         let mut has_waited = false;
         loop {
-            let may_go_on = {
+            let may_continue = {
                 let newest = self.active.load();
                 newest.free_journals.store(self.free_journals(), Ordering::Relaxed);
                 let arena = newest.arena.as_ref().expect("the newest journal is in memory");
-                let takes_more = !is_kept(&newest, class) && arena.end_bytes().is_none();
+                let takes_more = !is_reserved(&newest, class) && arena.end_bytes().is_none();
                 newest.number != full || takes_more
             };
-            if may_go_on || self.advance(&mut state, class) {
+            if may_continue || self.advance(&mut state, class) {
                 return Ok(());
             }
             if let Some(error) = self.flush.failure() {
@@ -572,7 +572,7 @@ impl Shared {
             // Also for writers that are refused now: what was deleted since the last check may
             // suffice to make space.
             self.maintenance.waker.wake();
-            if !self.space_may_come(&state, class) {
+            if !self.may_get_space(&state, class) {
                 // The disk may have more space by now.
                 self.allocator.wake();
                 return Err(self.disk_full());
@@ -592,7 +592,7 @@ impl Shared {
 
     /// Returns whether a journal for `class`, or the space for one, is expected: then a waiter is
     /// notified of the outcome.
-    fn space_may_come(&self, state: &State, class: WriteClass) -> bool {
+    fn may_get_space(&self, state: &State, class: WriteClass) -> bool {
         match self.options.when_full {
             WhenFull::Evict => {
                 let is_short = state.shortage == Shortage::Known;
@@ -622,8 +622,8 @@ impl Shared {
         while self.active.load().number == full
             && !self.advance(&mut state, WriteClass::Maintenance)
         {
-            let is_hopeless = self.flush.failure().is_some() || state.shortage == Shortage::Known;
-            if is_hopeless || (state.is_held_up && self.maintenance.waker.is_closing()) {
+            let is_permanent = self.flush.failure().is_some() || state.shortage == Shortage::Known;
+            if is_permanent || (state.lacks_resources && self.maintenance.waker.is_closing()) {
                 return false;
             }
             self.allocator.wake();
@@ -636,6 +636,6 @@ impl Shared {
 /// Returns whether the newest journal is reserved for classes that leave less headroom than
 /// `class`.
 #[inline]
-fn is_kept(newest: &Journal, class: WriteClass) -> bool {
+fn is_reserved(newest: &Journal, class: WriteClass) -> bool {
     newest.free_journals.load(Ordering::Relaxed) < class.headroom()
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::clear::KeptAside;
+use crate::clear::SetAside;
 use crate::shared::Shared;
 
 /// What a cache holds, and what it has done since it was opened.
@@ -62,7 +62,7 @@ pub struct Stats {
     pub upkeep_failed: bool,
     /// Files that this opening or earlier ones could not use, as of the opening. They are outside
     /// every budget, and stay until [`crate::Cache::remove_damaged`] or an operator removes them.
-    pub kept_aside: KeptAside,
+    pub set_aside: SetAside,
 }
 
 impl Stats {
@@ -101,7 +101,7 @@ impl Stats {
             kept: counters.kept.load(Ordering::Relaxed),
             damaged_bytes: shared.maintenance.damaged_bytes.load(Ordering::Relaxed),
             upkeep_failed: shared.maintenance.failure.lock().is_some(),
-            kept_aside: *shared.maintenance.kept_aside.lock(),
+            set_aside: *shared.maintenance.set_aside.lock(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::cache::Value;
 use crate::disk_budget::WriteClass;
 use crate::error::Result;
-use crate::place::Place;
+use crate::position::Position;
 use crate::record::Record;
 use crate::shared::Shared;
 
@@ -54,7 +54,7 @@ impl Shared {
         };
         let (old, appended) = self.retry_append(WriteClass::Put, || {
             let (mut writer, old) = self.lock_and_read(hash, |named| {
-                named.map_or(Ok(None), |place| self.value_at(key, place))
+                named.map_or(Ok(None), |position| self.value_at(key, position))
             })?;
             // It may have expired since it was read.
             let old = old
@@ -82,11 +82,11 @@ impl Shared {
         Ok(Swapped { old, is_written: appended.is_some() })
     }
 
-    /// Returns the value at `place` and its expiry, if it belongs to the key and has not expired.
-    /// The result is valid only if the index still names the same place afterwards.
-    fn value_at(&self, key: &[u8], place: Place) -> Result<Option<(Value, Option<u64>)>> {
-        let Some(journal) = self.journals.of(place) else { return Ok(None) };
-        let loaded = self.load_uncached(&journal, place, &[])?;
+    /// Returns the value at `position` and its expiry, if it belongs to the key and has not
+    /// expired. The result is valid only if the index still names the same position afterwards.
+    fn value_at(&self, key: &[u8], position: Position) -> Result<Option<(Value, Option<u64>)>> {
+        let Some(journal) = self.journals.of(position) else { return Ok(None) };
+        let loaded = self.load_uncached(&journal, position, &[])?;
         let record = Record::trusted(loaded.bytes()).expect("loaded as a record");
         if record.key() != key || record.has_expired(&self.clock) {
             return Ok(None);

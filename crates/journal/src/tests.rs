@@ -82,7 +82,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 /// Waits until no background work is left. Independent of the load of the machine: this thread does
 /// what the maintenance thread has not got to.
-fn settled(cache: &Cache) -> Stats {
+fn wait_until_idle(cache: &Cache) -> Stats {
     let shared = &cache.shared;
     let mut is_warm = false;
     loop {
@@ -90,7 +90,7 @@ fn settled(cache: &Cache) -> Stats {
         cache.flush().unwrap();
         let before = cache.stats();
         let has_worked = {
-            let _turn = shared.maintenance.exclusive.lock();
+            let _exclusive = shared.maintenance.exclusive.lock();
             shared.run_task(&mut is_warm).unwrap()
         };
         let lacks_spare = || shared.flush.state.lock().spare.is_none();
@@ -116,7 +116,7 @@ fn put_until_on_disk(cache: &Cache, key: &[u8]) -> u64 {
         }
         // A background task that works on the journal, for example writes its hint, keeps it in
         // memory.
-        settled(cache);
+        wait_until_idle(cache);
     }
     written
 }
@@ -217,7 +217,7 @@ fn the_cache_agrees_with_a_map() {
             }
         }
         // Compaction yields to other work, and may not have finished before.
-        let stats = settled(&cache);
+        let stats = wait_until_idle(&cache);
         assert!(compacted + stats.compacted > 0, "seed {seed}");
         assert_eq!(stats.evicted, 0);
         assert!(contents(&cache) == map, "seed {seed}");
@@ -377,7 +377,7 @@ fn the_oldest_records_are_evicted_except_those_read() {
             }
         }
     }
-    let stats = settled(&cache);
+    let stats = wait_until_idle(&cache);
     assert!(stats.disk_bytes <= 12 << 20, "{stats:?}");
     assert!(stats.evicted > 70_000 && stats.kept >= 100, "{stats:?}");
     assert_eq!(stats.evicted + stats.entries as u64, 100_000, "{stats:?}");
@@ -445,7 +445,7 @@ fn a_refused_put_makes_the_cache_reclaim_space() {
     // Written to the next journal, so that all earlier ones are sealed; afterwards the maintenance
     // thread has nothing to do.
     assert!(cache.delete(&0u64.to_le_bytes()).unwrap());
-    settled(&cache);
+    wait_until_idle(&cache);
     for key in 1..written {
         assert!(cache.delete(&key.to_le_bytes()).unwrap(), "{key}");
     }
@@ -471,7 +471,7 @@ fn compaction_of_tombstones_alone_terminates() {
     for key in 1000..80_000u64 {
         assert!(cache.delete(&key.to_le_bytes()).unwrap());
     }
-    let stats = settled(&cache);
+    let stats = wait_until_idle(&cache);
     assert!(stats.compacted < 50, "{stats:?}");
     assert_eq!(stats.entries, 1000);
     drop(cache);
@@ -572,8 +572,8 @@ fn a_journal_whose_creation_was_interrupted_is_removed() {
     );
 }
 
-/// A writer that publishes the last bytes of a journal after another one has found it full notifies
-/// nobody, and may not return: waiters for the journal's memory or disk space must not depend on
+/// A writer that publishes the last bytes of a journal after another one has found it full wakes
+/// no thread, and may not return: waiters for the journal's memory or disk space must not depend on
 /// it.
 #[test]
 fn a_journal_whose_last_bytes_are_published_late_is_written() {
@@ -600,7 +600,7 @@ fn a_journal_whose_last_bytes_are_published_late_is_written() {
         // The flusher has found nothing to do.
         thread::sleep(Duration::from_millis(200));
         late.publish();
-        is_done.recv_timeout(Duration::from_secs(60)).expect("somebody writes the journal");
+        is_done.recv_timeout(Duration::from_secs(60)).expect("the journal is written");
         writer.join().unwrap();
     }
 }
@@ -624,7 +624,7 @@ fn a_cache_without_more_memory_continues_with_what_it_has() {
     let kept = cache.get(&5_999u64.to_le_bytes()).unwrap().unwrap();
     thread::scope(|scope| {
         let writer = scope.spawn(|| (6_000..12_000).for_each(put));
-        while !cache.shared.flush.state.lock().is_held_up {
+        while !cache.shared.flush.state.lock().lacks_resources {
             thread::yield_now();
         }
         assert_eq!(*kept, [4; 1000]);
@@ -715,7 +715,7 @@ fn the_cache_works_in_real_files() {
         })
         .collect();
     threads.into_iter().for_each(|thread| thread.join().unwrap());
-    let stats = settled(&cache);
+    let stats = wait_until_idle(&cache);
     assert!(stats.evicted > 0 && stats.disk_bytes <= 16 << 20, "{stats:?}");
     let before = contents(&cache);
     assert_eq!(before.len(), stats.entries);

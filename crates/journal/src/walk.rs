@@ -5,7 +5,7 @@ use std::ops::Range;
 use alluvium_device::GRANULE_BYTES;
 
 use crate::journal::FIRST_RECORD;
-use crate::place::Granule;
+use crate::position::Granule;
 use crate::record::{HEADER_BYTES, Record, Salt};
 
 /// The next item of a journal.
@@ -32,7 +32,7 @@ pub(crate) struct Walk<'a> {
     bytes: &'a [u8],
     salt: Salt,
     at: usize,
-    /// Bytes that may still be checksummed in vain.
+    /// Bytes that may still be checksummed without finding a record.
     search_bytes: usize,
 }
 
@@ -106,7 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::place::JournalNumber;
+    use crate::position::JournalNumber;
     use crate::record::{Content, NewRecord};
 
     const SALT: Salt = Salt(3);
@@ -179,9 +179,8 @@ mod tests {
         }
         let mut walk = Walk::new(&bytes, SALT);
         // It gives up, and reports the rest as unknown.
-        assert!(
-            matches!(walk.next(), Some(Found::Damage(range)) if range == (FIRST_RECORD..bytes.len()))
-        );
+        let rest = FIRST_RECORD..bytes.len();
+        assert!(matches!(walk.next(), Some(Found::Damage(range)) if range == rest));
         assert!(walk.next().is_none());
         assert_eq!((walk.end(), walk.search_bytes), (bytes.len(), 0));
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use alluvium_journal::{HintState, JournalReport, KeptAside};
+use alluvium_journal::{HintState, JournalReport, SetAside};
 use clap::Args;
 use serde_json::json;
 
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
         Ok::<_, Failure>(())
     });
     let journal_bytes = looked.map_err(Failure::not_checked)?;
-    show(args, &reports, journal_bytes, kept_aside(&args.directory)?)?;
+    show(args, &reports, journal_bytes, files_set_aside(&args.directory)?)?;
     verdict(&args.directory, reports.iter().any(is_damaged))
 }
 
@@ -75,7 +75,7 @@ fn show(
     args: &InspectArgs,
     reports: &[JournalReport],
     journal_bytes: usize,
-    aside: KeptAside,
+    aside: SetAside,
 ) -> Result<(), Failure> {
     if args.json {
         let journals = reports.iter().map(|report| {
@@ -136,12 +136,12 @@ fn show(
     tell_of(aside)
 }
 
-fn kept_aside(directory: &Path) -> Result<KeptAside, Failure> {
-    alluvium_journal::kept_aside(directory).map_err(|error| Failure::from(error).not_checked())
+fn files_set_aside(directory: &Path) -> Result<SetAside, Failure> {
+    alluvium_journal::files_set_aside(directory).map_err(|error| Failure::from(error).not_checked())
 }
 
 /// Reports files that were set aside: they are no longer journals of the cache, and take space.
-fn tell_of(aside: KeptAside) -> Result<(), Failure> {
+fn tell_of(aside: SetAside) -> Result<(), Failure> {
     if aside.files == 0 {
         return Ok(());
     }
@@ -182,7 +182,7 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
              until the key is written or deleted. The other records are not affected.",
         )?;
     }
-    tell_of(kept_aside(&args.directory)?)?;
+    tell_of(files_set_aside(&args.directory)?)?;
     verdict(&args.directory, has_damage)?;
     output::line(format_args!("{records} records, nothing is damaged"))
 }

@@ -346,7 +346,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if found.damaged_bytes > 0 {
         tracing::warn!("{} are damaged and not used", about(found.damaged_bytes));
     }
-    let aside = cache.stats().kept_aside;
+    let aside = cache.stats().set_aside;
     if aside.files > 0 {
         tracing::warn!(
             "{} of {} set aside (*.journal.damaged), outside the disk budget: inspect or remove \

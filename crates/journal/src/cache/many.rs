@@ -34,19 +34,19 @@ impl Cache {
         let mut cold = Vec::new();
         for chunk in keys.chunks(OVERLAP) {
             let mut hashes = [KeyHash { high: 0, fingerprint: 0 }; OVERLAP];
-            let mut places = [None; OVERLAP];
+            let mut positions = [None; OVERLAP];
             for (hash, key) in hashes.iter_mut().zip(chunk) {
                 *hash = shared.hasher.hash(key.as_ref());
                 shared.index.prefetch(*hash);
             }
-            for (place, hash) in places.iter_mut().zip(&hashes[..chunk.len()]) {
-                *place = shared.index.find(*hash);
-                if let Some(place) = place {
-                    shared.prefetch_record(*place);
+            for (position, hash) in positions.iter_mut().zip(&hashes[..chunk.len()]) {
+                *position = shared.index.find(*hash);
+                if let Some(position) = position {
+                    shared.prefetch_record(*position);
                 }
             }
-            for ((hash, place), key) in hashes.into_iter().zip(places).zip(chunk) {
-                let read = self.read(key.as_ref(), hash, place, Reach::Memory);
+            for ((hash, position), key) in hashes.into_iter().zip(positions).zip(chunk) {
+                let read = self.read(key.as_ref(), hash, position, Reach::Memory);
                 if matches!(read, Ok(Read::OnDisk)) {
                     cold.push(Cold { at: values.len(), hash });
                 }
@@ -81,9 +81,11 @@ impl Cache {
                 let key: &[u8] = key.as_ref();
                 let named = shared.index.find(shared.hasher.hash(key));
                 // The index knows that a record without a time to live is present.
-                let Some(place) = named.filter(|place| place.expires()) else { return true };
-                let Some(journal) = shared.journals.of(place) else { return true };
-                shared.peek(&journal, place).is_some() || batch.add(&journal, place)
+                let Some(position) = named.filter(|position| position.expires()) else {
+                    return true;
+                };
+                let Some(journal) = shared.journals.of(position) else { return true };
+                shared.peek(&journal, position).is_some() || batch.add(&journal, position)
             };
             let (now, later) = left.split_at(left.iter().take_while(fits).count());
             let fetched = batch.read(&*shared.directory);
@@ -113,8 +115,8 @@ impl Cache {
         let mut batch = Batch::default();
         let fits = |it: &&Cold| {
             // A record that has gone, or has been loaded into memory meanwhile, needs no read.
-            let Some(place) = shared.index.find(it.hash) else { return true };
-            shared.journals.of(place).is_none_or(|journal| batch.add(&journal, place))
+            let Some(position) = shared.index.find(it.hash) else { return true };
+            shared.journals.of(position).is_none_or(|journal| batch.add(&journal, position))
         };
         let count = cold.iter().take_while(fits).count();
         let fetched = batch.read(&*shared.directory);

@@ -10,7 +10,7 @@ use crate::files::Directory;
 use crate::files::sim::SimDirectory;
 use crate::hash::KeyHash;
 use crate::journal::CacheId;
-use crate::place::Granule;
+use crate::position::Granule;
 use crate::record::{Content, NewRecord};
 
 const SALT: Salt = Salt(0x5a17);
@@ -22,7 +22,7 @@ const CODECS: [Compression; 3] = [Compression::Lz4, Compression::Zstd, Compressi
 /// A plain journal, and the positions of its records.
 struct Plain {
     bytes: Vec<u8>,
-    records: Vec<(Place, Range<usize>)>,
+    records: Vec<(Position, Range<usize>)>,
 }
 
 impl Plain {
@@ -58,7 +58,7 @@ impl Plain {
         let range = at..self.bytes.len();
         self.bytes.resize(range.end.next_multiple_of(8), 0);
         let hash = KeyHash { high: 0, fingerprint: 0 };
-        self.records.push((Place::new(NUMBER, first, range.len(), false, hash), range));
+        self.records.push((Position::new(NUMBER, first, range.len(), false, hash), range));
     }
 }
 
@@ -98,8 +98,8 @@ impl Scene {
         Source::file(&*self.file, Path::new(NAME))
     }
 
-    fn load(&self, place: Place) -> Option<Loaded> {
-        self.frames.load(self.source(), place).unwrap()
+    fn load(&self, position: Position) -> Option<Loaded> {
+        self.frames.load(self.source(), position).unwrap()
     }
 
     fn open_again(&self, salt: Salt) -> Option<Frames> {
@@ -108,7 +108,7 @@ impl Scene {
 }
 
 #[test]
-fn every_record_is_found_wherever_the_borders_are() {
+fn records_around_frame_borders_are_found() {
     for seed in 0..12 {
         let mut random = Random::new(seed);
         let frame_bytes = [PAGE_BYTES, 16 << 10, 64 << 10, 256 << 10][seed as usize % 4];
@@ -119,17 +119,17 @@ fn every_record_is_found_wherever_the_borders_are() {
         assert_eq!(scene.frames.end(), plain.bytes.len());
         assert_eq!(scene.frames.compression(), compression);
         for round in 0..2 {
-            for (place, range) in &plain.records {
-                let loaded = scene.load(*place);
+            for (position, range) in &plain.records {
+                let loaded = scene.load(*position);
                 let loaded = loaded.unwrap_or_else(|| panic!("seed {seed}: {range:?}"));
                 assert!(
                     loaded.bytes() == &plain.bytes[range.clone()],
                     "seed {seed}, {round}: {range:?}"
                 );
-                // Nothing is returned for a place that belongs to another journal or is wrong.
+                // Nothing is returned for a position that belongs to another journal or is wrong.
                 let hash = KeyHash { high: 0, fingerprint: 0 };
-                let wrong = Granule(place.first().0 + 1);
-                let wrong = Place::new(NUMBER, wrong, range.len(), false, hash);
+                let wrong = Granule(position.first().0 + 1);
+                let wrong = Position::new(NUMBER, wrong, range.len(), false, hash);
                 assert!(scene.load(wrong).is_none(), "seed {seed}: {range:?}");
             }
         }
@@ -150,9 +150,9 @@ fn only_records_of_a_damaged_frame_are_lost() {
         let at = stored.start + random.index(stored.len());
         scene.directory.corrupt(NAME, at);
         let lost = scene.frames.plain(frame);
-        for (place, range) in &plain.records {
+        for (position, range) in &plain.records {
             let is_hit = range.start < lost.end && lost.start < range.end;
-            let loaded = scene.load(*place);
+            let loaded = scene.load(*position);
             assert_eq!(loaded.is_none(), is_hit, "frame {frame}: {range:?}");
         }
         let mut memory = vec![0xee; JOURNAL_BYTES];
@@ -183,9 +183,9 @@ fn a_damaged_frame_table_is_not_used() {
         assert!(scene.open_again(SALT).is_none(), "{cut} bytes");
     }
     let lost = Frames::lost(NUMBER, SALT, plain.bytes.len(), &scene.blocks);
-    for (place, _) in &plain.records {
-        assert!(lost.load(scene.source(), *place).unwrap().is_none());
-        assert!(lost.pages(*place).is_none());
+    for (position, _) in &plain.records {
+        assert!(lost.load(scene.source(), *position).unwrap().is_none());
+        assert!(lost.pages(*position).is_none());
     }
 }
 
@@ -219,9 +219,9 @@ fn the_block_cache_is_bounded_and_held_values_stay() {
     let scene = Scene::of(&plain, 16 << 10, Compression::Lz4, MAX);
     let reads = AtomicU64::new(0);
     let mut held = Vec::new();
-    for (place, _) in &plain.records {
+    for (position, _) in &plain.records {
         let source = scene.source().with(&[], &reads);
-        held.push(scene.frames.load(source, *place).unwrap().unwrap());
+        held.push(scene.frames.load(source, *position).unwrap().unwrap());
         assert!(scene.blocks.bytes() <= MAX + 1024, "{}", scene.blocks.bytes());
     }
     // Each frame is read once, however many records of it are read, since neighbours are read in

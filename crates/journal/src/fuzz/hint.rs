@@ -4,7 +4,7 @@ use super::reference::{RECORDS_AT, checksum, head, hint_entries, hint_entry};
 use super::{Checked, Input, MIB, SALT, put_file, reference};
 use crate::files::sim::SimDirectory;
 use crate::hint::{self, Entry};
-use crate::place::JournalNumber;
+use crate::position::JournalNumber;
 use crate::record::Salt;
 
 /// Checks arbitrary bytes as a hint: it is accepted if it is valid by the format, and gives the

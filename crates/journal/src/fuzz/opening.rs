@@ -152,7 +152,7 @@ fn contents(cache: &Cache) -> Result<BTreeMap<Vec<u8>, Vec<u8>>, Error> {
         .collect()
 }
 
-fn told(what: &'static str) -> impl FnOnce(Error) -> String {
+fn failed(what: &'static str) -> impl FnOnce(Error) -> String {
     move |error| format!("{what}: {error}")
 }
 
@@ -178,15 +178,15 @@ pub fn opening(data: &[u8]) -> Checked {
         Err(Error::NoCache { .. }) => return Ok(()),
         Err(error) => return Err(format!("the cache does not open: {error}")),
     };
-    inspected.map_err(told("the cache cannot be inspected"))?;
+    inspected.map_err(failed("the cache cannot be inspected"))?;
     if files.is_honest {
         let expected = files.newest(crate::clock::now_millis());
-        let found = contents(&cache).map_err(told("iterating"))?;
+        let found = contents(&cache).map_err(failed("iterating"))?;
         if found != expected {
             return Err(format!("the keys are {:?}, not {:?}", found.keys(), expected.keys()));
         }
         for (key, value) in &expected {
-            let found = cache.get(key).map_err(told("reading"))?;
+            let found = cache.get(key).map_err(failed("reading"))?;
             if found.as_deref() != Some(&value[..]) {
                 return Err(format!("{key:?} has another value"));
             }
@@ -212,17 +212,17 @@ pub fn opening(data: &[u8]) -> Checked {
         {
             return Err(format!("a read and an iteration of {key:?} disagree"));
         }
-        cache.put(&key, &[variant; 50]).map_err(told("writing"))?;
+        cache.put(&key, &[variant; 50]).map_err(failed("writing"))?;
     }
-    cache.delete(&[b'k', 0]).map_err(told("deleting"))?;
-    cache.close().map_err(told("closing"))?;
-    let cache = open().map_err(told("opening it again"))?;
+    cache.delete(&[b'k', 0]).map_err(failed("deleting"))?;
+    cache.close().map_err(failed("closing"))?;
+    let cache = open().map_err(failed("opening it again"))?;
     for variant in 0..8 {
-        let value = cache.get(&[b'k', variant]).map_err(told("reading what was written"))?;
+        let value = cache.get(&[b'k', variant]).map_err(failed("reading what was written"))?;
         let expected = (variant > 0).then_some([variant; 50]);
         if value.as_deref() != expected.as_ref().map(|value| &value[..]) {
             return Err(format!("the value written to variant {variant} is missing"));
         }
     }
-    cache.close().map_err(told("closing again"))
+    cache.close().map_err(failed("closing again"))
 }

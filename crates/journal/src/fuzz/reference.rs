@@ -59,8 +59,8 @@ impl Record {
 }
 
 /// Computes the checksum of a record by its first granule, or of a hint's block by its number.
-pub(super) fn checksum(salt: u64, place: u32, rest: &[u8]) -> u32 {
-    crc32c(&[&salt.to_le_bytes(), &place.to_le_bytes(), rest])
+pub(super) fn checksum(salt: u64, position: u32, rest: &[u8]) -> u32 {
+    crc32c(&[&salt.to_le_bytes(), &position.to_le_bytes(), rest])
 }
 
 /// Returns the length of the record if the bytes begin with a plausible header of one that lies

@@ -23,7 +23,7 @@ const _: () = assert!(1 << SHARD_BITS <= u64::BITS);
 
 impl Grower {
     /// Reports that the table of a shard is crowded.
-    pub(super) fn ask(&self, shard: usize) {
+    pub(super) fn report(&self, shard: usize) {
         self.crowded.fetch_or(1 << shard, Ordering::Release);
         self.waker.wake();
     }
@@ -60,7 +60,7 @@ impl Index {
     /// Without memory for it nothing is done; writers get the error when the table is full.
     pub(super) fn grow_crowded(&self) -> bool {
         let Some(at) = self.grower.next() else { return false };
-        if let Some(buckets_log2) = self.wanted(at)
+        if let Some(buckets_log2) = self.required_size(at)
             && let Ok(mut made) = Table::new(buckets_log2)
         {
             made.words.populate();
@@ -70,7 +70,7 @@ impl Index {
     }
 
     /// Returns the size of the table that should replace the shard's, if that is crowded.
-    pub(super) fn wanted(&self, shard: usize) -> Option<u32> {
+    pub(super) fn required_size(&self, shard: usize) -> Option<u32> {
         let mut owned = self.shards[shard].writer.0.lock();
         // Entries may have been removed: a writer that finds it crowded again reports it again.
         owned.has_requested = owned.is_crowded();

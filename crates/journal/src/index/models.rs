@@ -5,34 +5,34 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::*;
-use crate::place::{Granule, JournalNumber};
+use crate::position::{Granule, JournalNumber};
 
 /// Keys of one bucket with the same tag: only the fingerprint distinguishes them.
 fn hash(key: u64) -> KeyHash {
     KeyHash { high: 0, fingerprint: key }
 }
 
-fn place(granule: u32) -> Place {
-    Place::new(JournalNumber(1), Granule(granule), 64, false, hash(0))
+fn position(granule: u32) -> Position {
+    Position::new(JournalNumber(1), Granule(granule), 64, false, hash(0))
 }
 
-fn table_with(key: u64, place: Place) -> (Arc<Table>, Fill) {
+fn table_with(key: u64, position: Position) -> (Arc<Table>, Fill) {
     let table = Arc::new(Table::new(1).unwrap());
     let (slot, _) = table.free_slot(hash(key).fingerprint);
-    table.fill_slot(slot, hash(key).fingerprint, place);
+    table.fill_slot(slot, hash(key).fingerprint, position);
     (table, Fill { entries: 1, removed: 0 })
 }
 
-/// A slot changes from one key to another: no reader sees one key with the place of the other.
+/// A slot changes from one key to another: no reader sees one key with the position of the other.
 #[test]
 fn a_reused_slot_never_mixes_two_keys() {
     loom::model(|| {
-        let (old, new) = (place(600), place(700));
+        let (old, new) = (position(600), position(700));
         let (table, mut fill) = table_with(1, old);
         let readers: Vec<_> = [1, 2]
             .map(|key| {
                 let table = table.clone();
-                thread::spawn(move || table.find(hash(key)).map(|(_, place)| place))
+                thread::spawn(move || table.find(hash(key)).map(|(_, position)| position))
             })
             .into();
         let (slot, _) = table.find(hash(1)).unwrap();
@@ -52,7 +52,7 @@ fn a_reused_slot_never_mixes_two_keys() {
 #[test]
 fn a_record_moves() {
     loom::model(|| {
-        let (old, new) = (place(600), place(700));
+        let (old, new) = (position(600), position(700));
         let (table, _) = table_with(1, old);
         let reader = {
             let table = table.clone();
@@ -69,7 +69,7 @@ fn a_record_moves() {
             })
         };
         let (slot, _) = table.find(hash(1)).unwrap();
-        let was = Place(table.words[slot * SLOT_WORDS].swap(new.0, Ordering::AcqRel));
+        let was = Position(table.words[slot * SLOT_WORDS].swap(new.0, Ordering::AcqRel));
         assert!(was.is_same(old));
         let found = reader.join().unwrap();
         assert!(found.is_same(old) || found.is_same(new));
@@ -85,13 +85,13 @@ fn a_table_grows_while_it_is_read() {
     loom::model(|| {
         let index = Arc::new(Index::with_capacity(0).unwrap());
         let small = index.shards[0].table.load().slots();
-        let enter = |key: u32| {
+        let insert = |key: u32| {
             let mut writer = index.lock(hash(key.into()));
             writer.reserve_slot().unwrap();
-            assert_eq!(writer.set(place(key)), None);
+            assert_eq!(writer.set(position(key)), None);
         };
         let full = max_slots(FIRST_BUCKETS_LOG2) as u32;
-        (1..=full).for_each(enter);
+        (1..=full).for_each(insert);
         let grower = {
             let index = index.clone();
             thread::spawn(move || index.grow_crowded())
@@ -100,18 +100,18 @@ fn a_table_grows_while_it_is_read() {
             let index = index.clone();
             thread::spawn(move || {
                 let found = index.find(hash(1)).expect("it is there all the time");
-                assert!(found.is_same(place(1)));
+                assert!(found.is_same(position(1)));
                 index.mark_read(hash(1), found);
                 index.find(hash(u64::from(full) + 1))
             })
         };
-        enter(full + 1);
+        insert(full + 1);
         let last = reader.join().unwrap();
-        assert!(last.is_none_or(|found| found == place(full + 1)));
+        assert!(last.is_none_or(|found| found == position(full + 1)));
         grower.join().unwrap();
         assert_eq!(index.shards[0].table.load().slots(), 2 * small, "replaced once");
         for key in 1..=full + 1 {
-            assert!(index.find(hash(key.into())).is_some_and(|found| found.is_same(place(key))));
+            assert!(index.find(hash(key.into())).is_some_and(|found| found.is_same(position(key))));
         }
     });
 }

@@ -8,7 +8,7 @@ use std::thread;
 use alluvium_device::sim::Random;
 
 use super::*;
-use crate::place::{Granule, JournalNumber};
+use crate::position::{Granule, JournalNumber};
 
 /// Few shards and few buckets, so that probe sequences overlap.
 fn hash(key: u64) -> KeyHash {
@@ -16,8 +16,8 @@ fn hash(key: u64) -> KeyHash {
     KeyHash { high: random.next_u64() & 0x0400_0000_0000_00ff, fingerprint: random.next_u64() }
 }
 
-fn place(version: u64, hash: KeyHash) -> Place {
-    Place::new(
+fn position(version: u64, hash: KeyHash) -> Position {
+    Position::new(
         JournalNumber(version >> 20),
         Granule(512 + (version & 0xf_ffff) as u32),
         64,
@@ -40,9 +40,9 @@ fn the_index_agrees_with_a_map() {
             if random.chance(0.4) {
                 assert_eq!(writer.remove(), map.remove(&key), "seed {seed}");
             } else {
-                let place = place(version, hash);
+                let position = position(version, hash);
                 writer.reserve_slot().unwrap();
-                assert_eq!(writer.set(place), map.insert(key, place), "seed {seed}");
+                assert_eq!(writer.set(position), map.insert(key, position), "seed {seed}");
             }
         }
         assert_eq!(index.len(), map.len(), "seed {seed}");
@@ -50,12 +50,12 @@ fn the_index_agrees_with_a_map() {
             assert_eq!(index.find(hash(key)), map.get(&key).copied(), "seed {seed}, key {key}");
         }
         let mut seen = 0;
-        index.retain(|place| {
+        index.retain(|position| {
             seen += 1;
-            place.first().0.is_multiple_of(2)
+            position.first().0.is_multiple_of(2)
         });
         assert_eq!(seen, map.len());
-        map.retain(|_, place| place.first().0.is_multiple_of(2));
+        map.retain(|_, position| position.first().0.is_multiple_of(2));
         for key in 0..keys {
             assert_eq!(index.find(hash(key)), map.get(&key).copied(), "seed {seed}, key {key}");
         }
@@ -70,7 +70,7 @@ fn a_table_with_a_stable_number_of_keys_does_not_grow() {
         let (new, old) = (hash(version), version.checked_sub(50).map(hash));
         let mut writer = index.lock(new);
         writer.reserve_slot().unwrap();
-        writer.set(place(version, new));
+        writer.set(position(version, new));
         drop(writer);
         if let Some(old) = old {
             assert!(index.lock(old).remove().is_some());
@@ -87,25 +87,25 @@ fn a_crowded_table_is_replaced_once_by_the_grower_or_a_writer() {
     for comes_late in [false, true] {
         let index = Index::with_capacity(0).unwrap();
         let (small, bytes) = (index.shards[0].table.load().slots(), index.memory_bytes());
-        let enter = |key: u64| {
+        let insert = |key: u64| {
             let mut writer = index.lock(of_one_shard(key));
             writer.reserve_slot().unwrap();
-            assert_eq!(writer.set(place(key, of_one_shard(key))), None);
+            assert_eq!(writer.set(position(key, of_one_shard(key))), None);
         };
-        let (room, most) =
+        let (crowded, most) =
             (crowded_slots(FIRST_BUCKETS_LOG2) as u64, max_slots(FIRST_BUCKETS_LOG2) as u64);
-        (0..room).for_each(enter);
-        assert!(!index.grow_crowded(), "nobody has asked");
-        let asks = if comes_late { most + 1 } else { room + 1 };
-        (room..asks).for_each(enter);
+        (0..crowded).for_each(insert);
+        assert!(!index.grow_crowded(), "no table is crowded");
+        let keys = if comes_late { most + 1 } else { crowded + 1 };
+        (crowded..keys).for_each(insert);
         let is_grown = |index: &Index| index.shards[0].table.load().slots() == 2 * small;
         assert_eq!(is_grown(&index), comes_late);
         assert!(index.grow_crowded());
         assert!(is_grown(&index) && !index.grow_crowded());
         assert_eq!(index.memory_bytes(), bytes / 64 * 65);
-        for key in 0..asks {
+        for key in 0..keys {
             let hash = of_one_shard(key);
-            assert_eq!(index.find(hash), Some(place(key, hash)));
+            assert_eq!(index.find(hash), Some(position(key, hash)));
         }
     }
 }
@@ -117,33 +117,33 @@ fn a_table_that_was_created_in_vain_is_requested_again() {
     let of_one_shard = |key: u64| KeyHash { high: 0, ..hash(key) };
     let index = Index::with_capacity(0).unwrap();
     let small = index.shards[0].table.load().slots();
-    let enter = |key: u64| {
+    let insert = |key: u64| {
         let mut writer = index.lock(of_one_shard(key));
         writer.reserve_slot().unwrap();
-        writer.set(place(key, of_one_shard(key)));
+        writer.set(position(key, of_one_shard(key)));
     };
     let crowded = crowded_slots(FIRST_BUCKETS_LOG2) as u64 + 1;
-    (0..crowded).for_each(enter);
+    (0..crowded).for_each(insert);
     assert_eq!(index.grower.next(), Some(0));
-    let made = Table::new(index.wanted(0).unwrap()).unwrap();
+    let made = Table::new(index.required_size(0).unwrap()).unwrap();
     for key in 0..crowded {
         assert!(index.lock(of_one_shard(key)).remove().is_some());
     }
     index.replace(0, made);
     assert_eq!(index.shards[0].table.load().slots(), small, "it is not crowded any more");
-    (0..crowded).for_each(enter);
+    (0..crowded).for_each(insert);
     assert!(index.grow_crowded(), "it is crowded again");
 }
 
 #[test]
 fn the_newest_record_is_recovered_in_any_order() {
     let hash = hash(1);
-    let [old, middle, new] = [5, 1 << 20, (1 << 20) + 1].map(|version| place(version, hash));
+    let [old, middle, new] = [5, 1 << 20, (1 << 20) + 1].map(|version| position(version, hash));
     let orders = [[old, middle, new], [new, old, middle], [middle, new, old], [new, middle, old]];
     for order in orders {
         let index = Index::with_capacity(0).unwrap();
-        for place in order {
-            index.recover(hash, place).unwrap();
+        for position in order {
+            index.recover(hash, position).unwrap();
         }
         assert_eq!(index.find(hash), Some(new));
     }
@@ -152,13 +152,13 @@ fn the_newest_record_is_recovered_in_any_order() {
 #[test]
 fn the_newest_record_is_recovered_where_the_numbers_wrap() {
     let hash = hash(1);
-    let in_journal = |number| Place::new(JournalNumber(number), Granule(600), 64, false, hash);
-    let wrap = 1 << crate::place::NUMBER_BITS;
+    let in_journal = |number| Position::new(JournalNumber(number), Granule(600), 64, false, hash);
+    let wrap = 1 << crate::position::NUMBER_BITS;
     let [old, middle, new] = [wrap - 1, wrap, wrap + 1].map(in_journal);
     for order in [[old, middle, new], [new, old, middle], [middle, new, old], [new, middle, old]] {
         let index = Index::with_capacity(0).unwrap();
-        for place in order {
-            index.recover(hash, place).unwrap();
+        for position in order {
+            index.recover(hash, position).unwrap();
         }
         assert_eq!(index.find(hash), Some(new));
     }
@@ -185,8 +185,8 @@ fn keys_with_the_same_fingerprint_differ_by_shard_and_tag() {
             assert_eq!(writer.remove(), map.remove(&of(hash)));
         } else {
             writer.reserve_slot().unwrap();
-            let place = place(version, hash);
-            assert_eq!(writer.set(place), map.insert(of(hash), place));
+            let position = position(version, hash);
+            assert_eq!(writer.set(position), map.insert(of(hash), position));
         }
         drop(writer);
         let other = KeyHash { high: hash.high ^ random.below(16), ..hash };
@@ -199,7 +199,7 @@ fn keys_with_the_same_fingerprint_differ_by_shard_and_tag() {
 fn the_read_mark_is_set_only_on_the_record_that_was_read() {
     let index = Index::with_capacity(0).unwrap();
     let hash = hash(1);
-    let (old, new) = (place(1, hash), place(2, hash));
+    let (old, new) = (position(1, hash), position(2, hash));
     index.lock(hash).set(old);
     index.mark_read(hash, old);
     assert_eq!(index.find(hash), Some(old.marked_read()));
@@ -211,13 +211,13 @@ fn the_read_mark_is_set_only_on_the_record_that_was_read() {
     assert_eq!(index.find(hash), None);
 }
 
-/// Keys come, go and change places while their table is replaced. A reader finds what belongs to a
-/// key, and always finds the key that is present throughout.
+/// Keys are added, removed and moved while their table is replaced. A reader finds what belongs to
+/// a key, and always finds the key that is present throughout.
 #[test]
 fn readers_find_present_keys_while_others_write() {
     let index = Arc::new(Index::with_capacity(0).unwrap());
     let stays = hash(u64::MAX);
-    index.lock(stays).set(place(0, stays));
+    index.lock(stays).set(position(0, stays));
     let is_done = Arc::new(AtomicBool::new(false));
     let grower = {
         let (index, is_done) = (index.clone(), is_done.clone());
@@ -252,7 +252,7 @@ fn readers_find_present_keys_while_others_write() {
             writer.remove();
         } else {
             writer.reserve_slot().unwrap();
-            writer.set(place(round % 300 * 3000 + key, hash));
+            writer.set(position(round % 300 * 3000 + key, hash));
         }
     }
     is_done.store(true, Ordering::Relaxed);

@@ -19,8 +19,8 @@ use crate::allocator::RELEASE_WITHIN;
 use crate::files::{File, OpenFile};
 use crate::index::Writer;
 use crate::journal::{Counts, Loaded};
-use crate::place::Granule;
 use crate::pool::{Pool, Pooled};
+use crate::position::Granule;
 use crate::record::{Content, NewRecord, Record, Salt};
 
 const KEY: u8 = b'k';
@@ -109,7 +109,7 @@ impl Model {
     }
 
     /// Creates journal 1, sealed, with one record, in memory and in its file.
-    fn begin_with(&self, key: u8, value: u8) -> Place {
+    fn begin_with(&self, key: u8, value: u8) -> Position {
         let number = JournalNumber(1);
         let (key_bytes, value_bytes) = ([key], [value]);
         let record = record(&key_bytes, &value_bytes);
@@ -117,18 +117,18 @@ impl Model {
         let to = &mut file[FIRST.byte()..][..record.len_bytes()];
         record.write(to, salt(number), number, FIRST);
         let journal = self.begin(number.0, self.pool.take().expect("free"), file);
-        let place = self.put(&journal, key, value);
-        assert_eq!(place.first(), FIRST);
+        let position = self.put(&journal, key, value);
+        assert_eq!(position.first(), FIRST);
         let arena = journal.arena.as_ref().expect("in memory");
         arena.close();
         assert!(arena.try_seal());
-        place
+        position
     }
 
     /// As `Shared::append_and_index`, which is also how compaction moves a record.
-    fn put(&self, newest: &Journal, key: u8, value: u8) -> Place {
+    fn put(&self, newest: &Journal, key: u8, value: u8) -> Position {
         let mut writer = self.index.lock(hash(key));
-        self.append_and_index(&mut writer, newest, key, value).expect("there is room")
+        self.append_and_index(&mut writer, newest, key, value).expect("it fits")
     }
 
     /// `None` if the journal is full.
@@ -138,7 +138,7 @@ impl Model {
         newest: &Journal,
         key: u8,
         value: u8,
-    ) -> Option<Place> {
+    ) -> Option<Position> {
         writer.reserve_slot().unwrap();
         let (key_bytes, value_bytes) = ([key], [value]);
         let record = record(&key_bytes, &value_bytes);
@@ -146,20 +146,20 @@ impl Model {
         let mut taken = arena.reserve(record.len_bytes())?;
         let first = Granule::at(taken.at());
         record.write(&mut taken, newest.salt, newest.number, first);
-        let place = Place::new(newest.number, first, record.len_bytes(), false, hash(key));
-        newest.counts.count(place);
+        let position = Position::new(newest.number, first, record.len_bytes(), false, hash(key));
+        newest.counts.count(position);
         taken.publish();
-        if let Some(old) = writer.set(place) {
-            self.journals.forget(old);
+        if let Some(old) = writer.set(position) {
+            self.journals.mark_dead(old);
         }
-        Some(place)
+        Some(position)
     }
 
     /// As `Cache::read`: loads what the index names, from memory or from the file.
     fn load(&self, key: u8) -> Option<Loaded> {
         let hash = hash(key);
-        let (place, journal) = self.journals.find(&self.index, hash, self.index.find(hash))?;
-        Some(journal.load(place).expect("what the index names is there"))
+        let (position, journal) = self.journals.find(&self.index, hash, self.index.find(hash))?;
+        Some(journal.load(position).expect("what the index names is there"))
     }
 
     fn get(&self, key: u8) -> Option<u8> {
@@ -174,16 +174,16 @@ impl Model {
 
     /// As eviction and compaction process a record of a journal to be removed, if it is the newest
     /// of its key: drops it or rewrites it to the newest journal.
-    fn move_or_drop(&self, key: u8, place: Place, kept: Option<(&Journal, u8)>) {
+    fn move_or_drop(&self, key: u8, position: Position, kept: Option<(&Journal, u8)>) {
         let mut writer = self.index.lock(hash(key));
-        if !writer.get().is_some_and(|named| named.is_same(place)) {
+        if !writer.get().is_some_and(|named| named.is_same(position)) {
             return;
         }
         match kept {
             Some((newest, value)) => {
-                self.append_and_index(&mut writer, newest, key, value).expect("there is room");
+                self.append_and_index(&mut writer, newest, key, value).expect("it fits");
             }
-            None => self.journals.forget(writer.remove().expect("just seen")),
+            None => self.journals.mark_dead(writer.remove().expect("just seen")),
         }
     }
 }
@@ -230,7 +230,7 @@ fn a_held_value_is_not_overwritten() {
             thread::spawn(move || model.load(KEY).expect("it is there all the time"))
         };
         model.demote();
-        let newest = model.begin(2, model.pool.take_anyway().unwrap(), Vec::new());
+        let newest = model.begin(2, model.pool.take_or_create().unwrap(), Vec::new());
         model.put(&newest, OTHER, 2);
         let kept = reader.join().unwrap();
         assert_eq!(value_of(KEY, &kept), 1);
@@ -245,16 +245,16 @@ fn a_held_value_is_not_overwritten() {
 fn a_record_is_moved_and_its_journal_removed() {
     loom::model(|| {
         let model = Model::new(2);
-        let place = model.begin_with(KEY, 1);
-        let newest = model.begin(2, model.pool.take_anyway().unwrap(), Vec::new());
+        let position = model.begin_with(KEY, 1);
+        let newest = model.begin(2, model.pool.take_or_create().unwrap(), Vec::new());
         let reader = {
             let model = model.clone();
             thread::spawn(move || assert_eq!(model.get(KEY), Some(1)))
         };
-        model.move_or_drop(KEY, place, Some((&*newest, 1)));
+        model.move_or_drop(KEY, position, Some((&*newest, 1)));
         drop(model.journals.remove(JournalNumber(1)));
-        let next = model.begin(3, model.pool.take_anyway().unwrap(), Vec::new());
-        assert_eq!(model.put(&next, OTHER, 3).first(), place.first());
+        let next = model.begin(3, model.pool.take_or_create().unwrap(), Vec::new());
+        assert_eq!(model.put(&next, OTHER, 3).first(), position.first());
         reader.join().unwrap();
         assert_eq!([KEY, OTHER].map(|key| model.get(key)), [Some(1), Some(3)]);
     });
@@ -289,8 +289,8 @@ fn a_journal_is_not_removed_with_a_record_just_published() {
 fn a_key_is_written_while_its_journal_is_removed(is_kept: bool) {
     loom::model(move || {
         let model = Model::new(2);
-        let place = model.begin_with(KEY, 1);
-        let newest = model.begin(2, model.pool.take_anyway().unwrap(), Vec::new());
+        let position = model.begin_with(KEY, 1);
+        let newest = model.begin(2, model.pool.take_or_create().unwrap(), Vec::new());
         let user = {
             let (model, newest) = (model.clone(), newest.clone());
             thread::spawn(move || {
@@ -300,9 +300,9 @@ fn a_key_is_written_while_its_journal_is_removed(is_kept: bool) {
                 assert_eq!(model.get(KEY), Some(2));
             })
         };
-        model.move_or_drop(KEY, place, is_kept.then_some((&*newest, 1)));
+        model.move_or_drop(KEY, position, is_kept.then_some((&*newest, 1)));
         drop(model.journals.remove(JournalNumber(1)));
-        let next = model.begin(3, model.pool.take_anyway().unwrap(), Vec::new());
+        let next = model.begin(3, model.pool.take_or_create().unwrap(), Vec::new());
         model.put(&next, OTHER, 3);
         user.join().unwrap();
         assert_eq!([KEY, OTHER].map(|key| model.get(key)), [Some(2), Some(3)]);

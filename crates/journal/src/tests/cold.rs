@@ -95,15 +95,15 @@ fn a_record_that_is_read_again_is_not_read_from_the_disk_again() {
         }
         let cache = open(&directory, &options);
         // Otherwise the maintenance thread would promote the journal that is read here.
-        settled(&cache);
+        wait_until_idle(&cache);
         let key = map
             .keys()
             .find(|key| matches!(cache.try_get(key).unwrap(), Lookup::OnDisk))
             .expect("more than fits into memory");
         let value = &map[key];
         let disk_reads = || {
-            let place = cache.shared.index.find(cache.shared.hasher.hash(key)).unwrap();
-            let journal = cache.shared.journals.of(place).unwrap();
+            let position = cache.shared.index.find(cache.shared.hasher.hash(key)).unwrap();
+            let journal = cache.shared.journals.of(position).unwrap();
             journal.counts.disk_reads.load(Ordering::Relaxed)
         };
         assert_eq!(cache.get(key).unwrap().as_deref(), Some(&value[..]));
@@ -150,7 +150,7 @@ fn the_replacement_of_an_expired_record_is_read() {
     }
 }
 
-/// Also by writes that replace or remove it, and by scans.
+/// Writes that replace or remove a cached record use it, and so do scans.
 #[test]
 fn a_cached_record_is_not_read_by_writes_and_scans() {
     let directory = SimDirectory::default();
@@ -164,10 +164,10 @@ fn a_cached_record_is_not_read_by_writes_and_scans() {
     cache.close().unwrap();
     let shared = still(&directory, &Options { memory_bytes: 5 * MIB, ..plain() });
     for key in &keys {
-        let place = shared.index.find(shared.hasher.hash(key)).unwrap();
-        let journal = shared.journals.of(place).unwrap();
+        let position = shared.index.find(shared.hasher.hash(key)).unwrap();
+        let journal = shared.journals.of(position).unwrap();
         // As if it had been read before.
-        shared.load_cold(&journal, place.marked_read(), Some(&[])).unwrap();
+        shared.load_cold(&journal, position.marked_read(), Some(&[])).unwrap();
     }
     let reads = directory.reads();
     let (mut at, mut found) = (Some(ScanCursor::default()), 0);
@@ -192,8 +192,8 @@ fn cached_records_are_not_read_to_be_deleted() {
     for key in keys {
         cache.put_with_ttl(&key, b"value", Duration::from_secs(3600)).unwrap();
     }
-    let place = cache.shared.index.find(cache.shared.hasher.hash(b"one")).unwrap();
-    let counts = cache.shared.journals.of(place).unwrap().counts.clone();
+    let position = cache.shared.index.find(cache.shared.hasher.hash(b"one")).unwrap();
+    let counts = cache.shared.journals.of(position).unwrap().counts.clone();
     for key in keys {
         put_until_on_disk(&cache, &key);
         assert!(matches!(cache.try_get(&key).unwrap(), Lookup::OnDisk));
@@ -270,16 +270,16 @@ fn readers_of_the_plain_file_continue_while_it_is_replaced() {
     let (directory, map) = filled(6000);
     let shared = still(&directory, &compressing(Compression::Zstd));
     let old = shared.journals.all();
-    let places: Vec<_> = map
+    let positions: Vec<_> = map
         .iter()
         .map(|(key, value)| (shared.index.find(shared.hasher.hash(key)).unwrap(), value))
         .collect();
     while shared.compress_one().unwrap() {}
     assert!(Stats::of(&shared).compressed >= 3);
-    for (place, value) in places {
-        // In the journal as it was and as it is: a place denotes the same record in both.
-        let old: &Journal = old.iter().find(|journal| place.is_in(journal.number)).unwrap();
-        for loaded in [old.load(place), shared.journals.of(place).unwrap().load(place)] {
+    for (position, value) in positions {
+        // In the journal as it was and as it is: a position denotes the same record in both.
+        let old: &Journal = old.iter().find(|journal| position.is_in(journal.number)).unwrap();
+        for loaded in [old.load(position), shared.journals.of(position).unwrap().load(position)] {
             assert!(loaded.unwrap().bytes().ends_with(value));
         }
     }
@@ -365,7 +365,7 @@ fn compressed_journals_are_compacted_and_evicted() {
         for key in round * 4000..(round + 3) * 4000 {
             cache.put(&key.to_le_bytes(), &value(key, round)).unwrap();
         }
-        let stats = settled(&cache);
+        let stats = wait_until_idle(&cache);
         assert!(stats.compressed > 0, "{stats:?}");
         assert!(stats.disk_bytes <= 12 << 20, "{stats:?}");
         for key in 0..(round + 3) * 4000 {
@@ -421,7 +421,7 @@ fn compaction_on_demand_does_not_undo_compression_for_little() {
         assert!(cache.delete(&key.to_le_bytes()).unwrap());
         map.remove(&key.to_le_bytes()[..]);
     }
-    let before = settled(&cache);
+    let before = wait_until_idle(&cache);
     let compacted = cache.compact(|_| ()).unwrap();
     assert_eq!(compacted.done, compacted.journals);
     let after = cache.stats();
@@ -504,7 +504,7 @@ fn a_cold_journal_replaces_a_hot_one_that_is_read_less_than_half_as_often() {
 }
 
 #[test]
-fn a_held_journal_is_not_taken_and_the_budget_is_kept() {
+fn memory_that_a_reader_holds_is_not_reused_and_the_budget_holds() {
     let (shared, _writers) = warm();
     let before = hot(&shared);
     let held: Vec<_> =
@@ -521,8 +521,8 @@ fn a_held_journal_is_not_taken_and_the_budget_is_kept() {
     assert!(shared.pool.memory_bytes() <= 8 * MIB);
 }
 
-/// Whatever is read, loading journals uses no more of the disk than the reads that caused it; and
-/// with even reads nothing is exchanged.
+/// Loading journals reads no more from the disk than the reads that caused it, in any order of
+/// reads. If all journals are read equally often, none is exchanged.
 #[test]
 fn promotion_does_not_thrash() {
     let (shared, _writers) = warm();
@@ -594,7 +594,7 @@ fn reads_promote_a_journal() {
                 assert_eq!(cache.get(key).unwrap().as_deref(), Some(&map[key][..]));
             }
         }
-        let stats = settled(&cache);
+        let stats = wait_until_idle(&cache);
         assert!(stats.memory_bytes <= options.memory_bytes, "{stats:?}");
         for (key, value) in &map {
             assert_eq!(cache.get(key).unwrap().as_deref(), Some(&value[..]));
@@ -616,8 +616,8 @@ fn reclaiming_space_respects_the_memory_budget() {
         let sealed = shared.journals.len() - 1;
         assert!(sealed >= 6, "{sealed}");
         for journal in shared.journals.all().iter().skip(2).take(sealed - 2) {
-            let look = shared.scan_live(journal, Duration::ZERO).unwrap();
-            assert!(!look.has_dead && !look.is_damaged, "{compression}, {}", journal.number);
+            let scan = shared.scan_live(journal, Duration::ZERO).unwrap();
+            assert!(!scan.has_dead && !scan.is_damaged, "{compression}, {}", journal.number);
         }
         for left in (1..=sealed).rev() {
             assert!(shared.evict_oldest().unwrap());
@@ -640,19 +640,19 @@ fn reclaiming_space_reads_larger_pieces_under_pressure() {
         work();
         directory.reads() - before
     };
-    let look = |shared: &Shared| {
+    let scan = |shared: &Shared| {
         // A complete one.
         let journal = shared.journals.all().swap_remove(1);
         assert!(!shared.scan_live(&journal, Duration::ZERO).unwrap().is_damaged);
     };
-    let reads = reads_of(&directory, &|| look(&shared));
+    let reads = reads_of(&directory, &|| scan(&shared));
     assert!(reads as usize >= MIB / STEP_BYTES - 1, "{reads}");
     let reads = reads_of(&directory, &|| assert!(shared.evict_oldest().unwrap()));
     assert!(reads <= 2, "{reads}");
 
     let shared = still(&crowded, &Options { max_disk_bytes: 8 << 20, ..plain() });
     assert!(shared.is_crowded());
-    let reads = reads_of(&crowded, &|| look(&shared));
+    let reads = reads_of(&crowded, &|| scan(&shared));
     assert!(reads <= 2, "{reads}");
 }
 
@@ -694,12 +694,12 @@ fn records_behind_damage_are_found() {
     let damaged_bytes = damaged_bytes.unwrap();
     assert!((1..100_000).contains(&damaged_bytes), "{damaged_bytes}");
     let lost = map.keys().filter(|key| {
-        let place = shared.index.find(shared.hasher.hash(key)).unwrap();
-        place.is_in(all[1].number) && all[1].load(place).is_err()
+        let position = shared.index.find(shared.hasher.hash(key)).unwrap();
+        position.is_in(all[1].number) && all[1].load(position).is_err()
     });
     let in_it = map.keys().filter(|key| {
-        let place = shared.index.find(shared.hasher.hash(key)).unwrap();
-        place.is_in(all[1].number)
+        let position = shared.index.find(shared.hasher.hash(key)).unwrap();
+        position.is_in(all[1].number)
     });
     assert_eq!(keys.len(), in_it.count() - lost.count());
     assert!(shared.pool.most_bytes() <= 4 * MIB);

@@ -32,8 +32,8 @@ fn written(directory: &SimDirectory, seed: u64) {
 /// marked as dead; returns how many values are marked, and how many there are.
 fn check(shared: &Shared) -> (usize, usize) {
     let mut live = BTreeMap::new();
-    shared.index.retain(|place| {
-        *live.entry(place.short_number()).or_insert(0) += place.max_len_bytes() as u64;
+    shared.index.retain(|position| {
+        *live.entry(position.short_number()).or_insert(0) += position.max_len_bytes() as u64;
         true
     });
     let (mut marked, mut values) = (0, 0);
@@ -45,13 +45,13 @@ fn check(shared: &Shared) -> (usize, usize) {
         let step_bytes = || PAGE_BYTES;
         let damaged_bytes = shared.each_record(journal, step_bytes, |first, record| {
             let hash = shared.hasher.hash(record.key());
-            let place = record.place(journal.number, first, hash);
+            let position = record.position(journal.number, first, hash);
             let named = shared.index.find(hash);
             if record.header().kind == Kind::Value {
                 values += 1;
-                let may_be_dead = counts.dead.may_be(first);
+                let may_be_dead = counts.dead.may_be_dead(first);
                 marked += usize::from(may_be_dead);
-                assert!(may_be_dead || named.is_some_and(|it| it.is_same(place)));
+                assert!(may_be_dead || named.is_some_and(|it| it.is_same(position)));
             }
             Ok::<_, Error>(())
         });

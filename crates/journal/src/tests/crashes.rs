@@ -190,7 +190,7 @@ fn a_power_cut_leaves_no_unreadable_file() {
     }
     for seed in 0..20 {
         let left = open(&directory.power_cut(seed), &options);
-        assert_eq!(left.stats().kept_aside.files, 0, "seed {seed}");
+        assert_eq!(left.stats().set_aside.files, 0, "seed {seed}");
     }
 }
 

@@ -149,7 +149,7 @@ fn eviction_makes_space_even_if_large_records_are_read() {
         cache.put(&key.to_le_bytes(), &[7; 700_000]).unwrap();
         assert!(cache.contains(&key.to_le_bytes()).unwrap());
     }
-    let stats = settled(&cache);
+    let stats = wait_until_idle(&cache);
     // Each has a journal for itself.
     assert_eq!(stats.kept, 0);
     assert!(stats.evicted > 30, "{stats:?}");

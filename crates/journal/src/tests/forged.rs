@@ -12,7 +12,7 @@ use crate::inspect::inspect_in;
 use crate::journal::{CacheId, FIRST_RECORD, JournalHeader, file_name};
 use crate::open::Identity;
 use crate::options::Contents;
-use crate::place::{Granule, JournalNumber, MAX_SPAN, NUMBER_BITS};
+use crate::position::{Granule, JournalNumber, MAX_SPAN, NUMBER_BITS};
 use crate::record::{Content, HEADER_BYTES, NewRecord, Salt};
 
 const ID: CacheId = CacheId([7; 16]);
@@ -58,8 +58,8 @@ fn has_journal(directory: &SimDirectory, number: u64) -> bool {
     directory.list().unwrap().contains(&file_name(JournalNumber(number)))
 }
 
-/// Also with its hint, which does not identify its cache. (For example, a backup was restored into
-/// an existing directory.)
+/// A journal of another cache is set aside even if it has its hint, which does not identify its
+/// cache. (For example, a backup was restored into an existing directory.)
 #[test]
 fn a_journal_of_another_cache_is_set_aside() {
     let (own, other) = (SimDirectory::default(), SimDirectory::default());
@@ -99,7 +99,7 @@ fn a_file_set_aside_replaces_nothing() {
     };
     identity(8);
     let cache = open(&directory, &options());
-    assert_eq!(cache.stats().kept_aside.files, 1);
+    assert_eq!(cache.stats().set_aside.files, 1);
     for key in 0..4000u64 {
         cache.put(&key.to_le_bytes(), &[8; 1000]).unwrap();
     }
@@ -110,7 +110,7 @@ fn a_file_set_aside_replaces_nothing() {
     identity(ID.0[0]);
     let cache = open(&directory, &options());
     assert!(contents(&cache).is_empty());
-    assert_eq!(cache.stats().kept_aside.files, expected);
+    assert_eq!(cache.stats().set_aside.files, expected);
     cache.close().unwrap();
     let names = directory.list().unwrap();
     assert!(names.contains(&"000000000002.2.journal.damaged".to_owned()), "{names:?}");
@@ -180,7 +180,7 @@ fn keys_with_the_same_hash_never_get_each_others_values() {
             let class = random.below(40) as u8;
             let key = vec![class; 1 + random.index(4)];
             let value = value(&mut random);
-            let told = || format!("seed {seed}, step {step}, {key:?}");
+            let context = || format!("seed {seed}, step {step}, {key:?}");
             let held = |map: &BTreeMap<u8, (Vec<u8>, Vec<u8>)>, key: &Vec<u8>| {
                 map.get(&key[0]).filter(|(of, _)| of == key).map(|(_, value)| value.clone())
             };
@@ -192,12 +192,12 @@ fn keys_with_the_same_hash_never_get_each_others_values() {
                 4 => {
                     let is_new = !map.contains_key(&class);
                     let has_put = cache.put_if_absent(&key, &value, None).unwrap();
-                    assert_eq!(has_put, is_new, "{}", told());
+                    assert_eq!(has_put, is_new, "{}", context());
                     map.entry(class).or_insert((key.clone(), value));
                 }
                 5 => {
                     let was_there = map.remove(&class).is_some();
-                    assert_eq!(cache.delete(&key).unwrap(), was_there, "{}", told());
+                    assert_eq!(cache.delete(&key).unwrap(), was_there, "{}", context());
                 }
                 6 => {
                     let keys: Vec<Vec<u8>> = (1..6).map(|len| vec![class; len]).collect();
@@ -207,29 +207,29 @@ fn keys_with_the_same_hash_never_get_each_others_values() {
                             found.unwrap().as_deref(),
                             held(&map, key).as_deref(),
                             "{}",
-                            told()
+                            context()
                         );
                     }
                 }
                 _ => {
                     let found = cache.get(&key).unwrap();
-                    assert_eq!(found.as_deref(), held(&map, &key).as_deref(), "{}", told());
+                    assert_eq!(found.as_deref(), held(&map, &key).as_deref(), "{}", context());
                 }
             }
             if random.chance(0.001) {
                 let expected: BTreeMap<_, _> = map.values().cloned().collect();
-                assert!(contents(&cache) == expected, "{}", told());
+                assert!(contents(&cache) == expected, "{}", context());
                 compacted += cache.stats().compacted;
                 cache.close().unwrap();
                 if random.chance(0.5) {
                     remove_hints(&directory);
                 }
                 cache = open(&directory, &options());
-                assert_eq!(cache.recovered().entries, map.len(), "{}", told());
-                assert!(contents(&cache) == expected, "{}", told());
+                assert_eq!(cache.recovered().entries, map.len(), "{}", context());
+                assert!(contents(&cache) == expected, "{}", context());
             }
         }
-        compacted += settled(&cache).compacted;
+        compacted += wait_until_idle(&cache).compacted;
     }
     assert!(compacted > 0);
 }
@@ -297,7 +297,7 @@ fn a_number_whose_slot_is_taken_is_skipped() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// They were created with a larger budget, and so a larger table.
+/// Journals created with a larger budget had a larger table.
 #[test]
 fn journals_that_would_share_a_slot_get_a_larger_table() {
     let directory = forge([3; 16]);
@@ -359,8 +359,8 @@ fn a_damaged_journal_that_is_far_behind_is_moved_as_far_as_it_can_be_read() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// Its damaged records leave the index before its file is removed. If they were merely misread, an
-/// opening that finds them again must also find that they were deleted.
+/// The damaged records of a journal leave the index before its file is removed. If they were merely
+/// misread, an opening that finds them again must also find that they were deleted.
 #[test]
 fn a_key_deleted_while_a_damaged_journal_is_removed_stays_deleted() {
     let directory = forge([7; 16]);

@@ -57,8 +57,8 @@ fn a_full_cache_accepts_puts_again_once_enough_is_deleted() {
                 _ => {}
             }
             assert!(contents(&cache) == map, "seed {seed}, round {round}");
-            let doomed: Vec<_> = map.keys().filter(|_| random.chance(0.6)).cloned().collect();
-            for key in &doomed {
+            let deleted: Vec<_> = map.keys().filter(|_| random.chance(0.6)).cloned().collect();
+            for key in &deleted {
                 assert!(until_there_is_space(|| cache.delete(key)), "seed {seed}, round {round}");
                 map.remove(key);
             }
@@ -168,8 +168,8 @@ fn put_and_delete(cache: &Cache, seed: u64, thread: u64) -> (BTreeMap<Vec<u8>, V
             }
             Err(Error::DiskFull { .. }) => {
                 refused += 1;
-                let doomed: Vec<_> = mine.keys().step_by(2).cloned().collect();
-                for key in doomed {
+                let deleted: Vec<_> = mine.keys().step_by(2).cloned().collect();
+                for key in deleted {
                     assert!(until_there_is_space(|| cache.delete(&key)));
                     mine.remove(&key);
                 }
@@ -269,8 +269,8 @@ fn compaction_on_demand_does_not_wait_for_eviction_that_fails() {
     cache.compact(|_| ()).unwrap();
 }
 
-/// As in a directory that is no longer writable: writers get the reason for the lack of space, and
-/// can write again when journals can be removed again. Nothing is read twice for it.
+/// Eviction fails as in a directory that is not writable: writers get the reason for the lack of
+/// space, and can write again when journals can be removed again. No journal is read twice for it.
 #[test]
 fn writers_get_the_error_of_a_failed_eviction() {
     let put = |cache: &Cache, key: u64| cache.put(&key.to_le_bytes(), &[5; 1000]);
@@ -300,7 +300,7 @@ fn writers_get_the_error_of_a_failed_eviction() {
         assert!(matches!(cache.upkeep_failure(), Some(Error::Io { .. })));
         assert!(matches!(put(&cache, key), Err(Error::Io { .. })));
         {
-            let _turn = cache.shared.maintenance.exclusive.lock();
+            let _exclusive = cache.shared.maintenance.exclusive.lock();
             let reads = directory.reads();
             assert!(matches!(cache.shared.evict_oldest(), Err(Error::Io { .. })));
             assert_eq!(directory.reads(), reads);
@@ -311,7 +311,7 @@ fn writers_get_the_error_of_a_failed_eviction() {
             thread::sleep(Duration::from_millis(1));
         }
         (key..key + 10_000).for_each(|key| put(&cache, key).unwrap());
-        settled(&cache);
+        wait_until_idle(&cache);
         while cache.stats().upkeep_failed {
             thread::yield_now();
         }
@@ -367,8 +367,8 @@ fn expired_records_are_reclaimed_before_others_are_evicted() {
     assert_eq!(contents(&cache).len() as u64, ALIVE);
 }
 
-/// When something will expire is known once the journal has been read: it is read once, and not
-/// each time that space is needed.
+/// The scan of a journal finds the time of its next expiry, so it is not repeated each time that
+/// space is needed.
 #[test]
 fn unexpired_records_are_scanned_once() {
     let directory = SimDirectory::default();
@@ -379,12 +379,12 @@ fn unexpired_records_are_scanned_once() {
     }
     cache.close().unwrap();
     let (shared, _) = crate::open::open(Box::new(directory), small()).unwrap();
-    let mut looks = 0;
+    let mut scans = 0;
     while shared.scan_for_expired() {
-        looks += 1;
-        assert!(looks <= 8, "there are no more journals");
+        scans += 1;
+        assert!(scans <= 8, "there are no more journals");
     }
-    assert!(looks >= 4, "{looks}");
+    assert!(scans >= 4, "{scans}");
     assert!(shared.least_live().is_none());
 }
 

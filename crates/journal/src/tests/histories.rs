@@ -119,7 +119,7 @@ struct Caller<'a> {
     passed: Vec<(u64, Passed)>,
     /// Journals compacted on request of this caller.
     rewritten: usize,
-    /// It moves the clock that determines expiry.
+    /// Whether the caller moves the clock that determines expiry.
     has_clock: bool,
     /// The time of that clock, as known to the caller.
     time: u64,
@@ -137,7 +137,7 @@ impl<'a> Caller<'a> {
         let begun = self.now();
         self.time = self.cache.shared.clock.advance(millis);
         for key in 0..KEYS {
-            self.told(key, begun, Answer::Time(self.time));
+            self.record(key, begun, Answer::Time(self.time));
         }
     }
 
@@ -145,7 +145,7 @@ impl<'a> Caller<'a> {
         self.clock.fetch_add(1, Ordering::SeqCst)
     }
 
-    fn told(&mut self, key: u64, begun: u64, answer: Answer) {
+    fn record(&mut self, key: u64, begun: u64, answer: Answer) {
         let ended = self.now();
         self.calls.push((key, Call { begun, ended, answer }));
     }
@@ -224,7 +224,7 @@ impl<'a> Caller<'a> {
                 .map(|has_put| Answer::PutIfAbsent(value, has_put)),
         };
         if let Some(answer) = answer {
-            self.told(key, begun, answer);
+            self.record(key, begun, answer);
         }
     }
 
@@ -262,7 +262,7 @@ impl<'a> Caller<'a> {
             _ => unless_full(cache.delete(name)).map(Answer::Delete),
         };
         if let Some(answer) = answer {
-            self.told(key, begun, answer);
+            self.record(key, begun, answer);
         }
     }
 
@@ -270,7 +270,7 @@ impl<'a> Caller<'a> {
         let name = name(key);
         let begun = self.now();
         let is_there = self.cache.contains(name.as_bytes()).unwrap();
-        self.told(key, begun, Answer::Contains(is_there));
+        self.record(key, begun, Answer::Contains(is_there));
     }
 
     /// Scans all keys, at least `limit` at a time.
@@ -303,7 +303,7 @@ impl<'a> Caller<'a> {
         }
         // Keys that are present throughout are returned.
         for key in missed {
-            self.told(key, begun, Answer::Contains(false));
+            self.record(key, begun, Answer::Contains(false));
         }
     }
 
@@ -373,13 +373,13 @@ impl<'a> Caller<'a> {
 
 /// The answers to all callers, by key.
 #[derive(Default)]
-struct Told {
+struct Recorded {
     calls: BTreeMap<u64, Vec<Call>>,
     passed: BTreeMap<u64, Vec<Passed>>,
     rewritten: usize,
 }
 
-impl Told {
+impl Recorded {
     fn add(&mut self, caller: Caller<'_>) {
         for (key, call) in caller.calls {
             self.calls.entry(key).or_default().push(call);
@@ -417,7 +417,7 @@ fn history(seed: u64, happened: &mut Happened) {
     let setting = Setting::new(seed);
     let directory = SimDirectory::default();
     let clock = AtomicU64::new(0);
-    let mut told = Told::default();
+    let mut recorded = Recorded::default();
 
     let cache = open(&directory, &setting.options);
     if setting.has_clock {
@@ -435,7 +435,7 @@ fn history(seed: u64, happened: &mut Happened) {
             })
             .collect();
         for thread in threads {
-            told.add(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            recorded.add(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
     });
     let mut caller = Caller::new(&cache, &clock, &setting);
@@ -445,7 +445,7 @@ fn history(seed: u64, happened: &mut Happened) {
         caller.advance(LATER);
         caller.read_all();
     }
-    told.add(caller);
+    recorded.add(caller);
     let stats = cache.stats();
     cache.close().unwrap();
 
@@ -455,22 +455,22 @@ fn history(seed: u64, happened: &mut Happened) {
     let cache = open(&directory, &setting.options);
     let mut caller = Caller::new(&cache, &clock, &setting);
     caller.read_all();
-    told.add(caller);
+    recorded.add(caller);
 
     let is_step = |call: &&Call| matches!(call.answer, Answer::Time(time) if time < LATER);
-    happened.steps += told.calls[&0].iter().filter(is_step).count();
-    happened.rewritten += told.rewritten;
+    happened.steps += recorded.calls[&0].iter().filter(is_step).count();
+    happened.rewritten += recorded.rewritten;
     happened.compacted += stats.compacted;
     happened.evicted += stats.evicted;
     happened.compressed += stats.compressed;
     assert!(setting.may_evict() || stats.evicted == 0, "{stats:?}");
-    for (key, calls) in &told.calls {
-        let passed = told.passed.get(key).map_or(&[][..], Vec::as_slice);
+    for (key, calls) in &recorded.calls {
+        let passed = recorded.passed.get(key).map_or(&[][..], Vec::as_slice);
         happened.calls += calls.len();
         happened.passed += passed.len();
         match check_passed(calls, passed, setting.may_evict()) {
             Ok(evictions) => happened.noticed += evictions,
-            Err(told) => panic!("`{}`: {told}", name(*key)),
+            Err(message) => panic!("`{}`: {message}", name(*key)),
         }
     }
 }
@@ -480,10 +480,10 @@ fn histories_are_linearizable() {
     let (start, seeds) = (number("ALLUVIUM_MODEL_START", 0), number("ALLUVIUM_MODEL_SEEDS", 12));
     let mut happened = Happened::default();
     for seed in start..start + seeds {
-        let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             history(seed, &mut happened);
         }));
-        if let Err(panic) = told {
+        if let Err(panic) = outcome {
             eprintln!("seed {seed}: ALLUVIUM_MODEL_START={seed} ALLUVIUM_MODEL_SEEDS=1");
             std::panic::resume_unwind(panic);
         }

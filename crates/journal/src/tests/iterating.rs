@@ -99,7 +99,7 @@ fn an_iteration_lists_journals_once_and_new_ones_at_its_end() {
     });
 }
 
-/// In the first record, which is longer than a piece.
+/// The damage is in the first record, which is longer than a piece.
 #[test]
 fn an_iteration_finds_records_behind_damage_on_disk() {
     for compression in [Compression::None, Compression::Lz4] {

@@ -140,12 +140,12 @@ pub(super) fn check(calls: &[Call], may_evict: bool) -> Result<u64, String> {
     let until = ends[wrong];
     let mut part: Vec<_> = calls.iter().filter(|call| call.begun <= until).collect();
     part.sort_unstable_by_key(|call| call.begun);
-    let mut told = format!("of {} calls the answer at moment {until} cannot be", part.len());
+    let mut message = format!("of {} calls the answer at moment {until} cannot be", part.len());
     for call in &part[part.len().saturating_sub(SHOWN)..] {
         let ended = if call.ended <= until { call.ended.to_string() } else { "...".into() };
-        let _ = write!(told, "\n  {:>8} to {ended:<8} {:?}", call.begun, call.answer);
+        let _ = write!(message, "\n  {:>8} to {ended:<8} {:?}", call.begun, call.answer);
     }
-    Err(told)
+    Err(message)
 }
 
 /// Returns the number of evictions in an order of what was called and answered before the moment
@@ -422,7 +422,7 @@ mod tests {
             calls.push(call(100, 101, answer));
             calls
         };
-        assert_eq!(check(&with(Get(None)), true), Ok(0), "nobody has evicted it");
+        assert_eq!(check(&with(Get(None)), true), Ok(0), "expiry is no eviction");
         assert!(is_right(&with(PutIfAbsent(2, true))) && is_right(&with(Delete(false))));
         for late in [Get(Some(value)), Contains(true), Delete(true), PutIfAbsent(2, false)] {
             assert!(!is_right(&with(late)) && !is_right_with_eviction(&with(late)), "{late:?}");
@@ -498,9 +498,12 @@ mod tests {
             answers.extend([Put(value), Get(Some(value)), Contains(true)]);
         }
         answers[301] = Get(Some(7));
-        let told = check(&in_turn(&answers), false).unwrap_err();
-        assert!(told.starts_with("of 302 calls the answer at moment 603 cannot be"), "{told}");
-        assert!(told.ends_with("602 to 603      Get(Some(7))"), "{told}");
+        let message = check(&in_turn(&answers), false).unwrap_err();
+        assert!(
+            message.starts_with("of 302 calls the answer at moment 603 cannot be"),
+            "{message}"
+        );
+        assert!(message.ends_with("602 to 603      Get(Some(7))"), "{message}");
     }
 
     /// Returns whether there is an order, by trying all of them.

@@ -9,7 +9,7 @@ use crate::ScanCursor;
 use crate::fetch::Batch;
 use crate::files::RealDirectory;
 use crate::journal::FIRST_RECORD;
-use crate::place::Place;
+use crate::position::Position;
 use crate::shared::Shared;
 
 const KEYS: u64 = 4000;
@@ -61,7 +61,7 @@ fn get_many(cache: &Cache, keys: &[u64]) -> Vec<Found> {
     found.map(|found| Ok(found?.map(|value| value.to_vec()))).collect()
 }
 
-fn is_what_the_map_has(cache: &Cache, map: &BTreeMap<u64, Vec<u8>>, keys: &[u64]) {
+fn assert_matches_map(cache: &Cache, map: &BTreeMap<u64, Vec<u8>>, keys: &[u64]) {
     let found = get_many(cache, keys);
     assert_eq!(found.len(), keys.len());
     for (key, found) in keys.iter().zip(found) {
@@ -88,11 +88,11 @@ fn check(directory: Opening<'_>, compression: Compression) {
             let first = random.below(KEYS);
             keys.extend(first..first + 40);
             keys.extend_from_within(..random.index(keys.len()));
-            is_what_the_map_has(&cache, &map, &keys);
+            assert_matches_map(&cache, &map, &keys);
         }
-        is_what_the_map_has(&cache, &map, &[]);
+        assert_matches_map(&cache, &map, &[]);
         let all: Vec<_> = map.keys().copied().collect();
-        is_what_the_map_has(&cache, &map, &all);
+        assert_matches_map(&cache, &map, &all);
         cache.close().unwrap();
     }
 }
@@ -103,9 +103,9 @@ fn get_many_finds_values_at_every_level() {
         let directory = SimDirectory::default();
         check(&|| -> Box<dyn Directory> { Box::new(directory.clone()) }, compression);
         for has_rings in [true, false] {
-            let place = tempfile::tempdir().unwrap();
+            let temporary = tempfile::tempdir().unwrap();
             let open = || -> Box<dyn Directory> {
-                let directory = RealDirectory::open(place.path(), true).unwrap().unwrap();
+                let directory = RealDirectory::open(temporary.path(), true).unwrap().unwrap();
                 Box::new(if has_rings { directory } else { directory.without_rings() })
             };
             check(&open, compression);
@@ -113,7 +113,7 @@ fn get_many_finds_values_at_every_level() {
     }
 }
 
-fn place_of(shared: &Shared, key: u64) -> Place {
+fn position_of(shared: &Shared, key: u64) -> Position {
     shared.index.find(shared.hasher.hash(&key.to_le_bytes())).unwrap()
 }
 
@@ -126,8 +126,8 @@ fn reads(shared: &Shared) -> u64 {
 /// Adds as many of these keys to a batch as fit.
 fn add(shared: &Shared, batch: &mut Batch, keys: &[u64]) -> usize {
     let fits = |key: &&u64| {
-        let place = place_of(shared, **key);
-        batch.add(&shared.journals.of(place).unwrap(), place)
+        let position = position_of(shared, **key);
+        batch.add(&shared.journals.of(position).unwrap(), position)
     };
     keys.iter().take_while(fits).count()
 }
@@ -147,9 +147,9 @@ fn a_batch_reads_everything_that_its_records_need() {
             let before = reads(&shared);
             directory.fail_reads(u64::MAX);
             for key in keys.drain(..count) {
-                let place = place_of(&shared, key);
-                let journal = shared.journals.of(place).unwrap();
-                let loaded = journal.load_with(place, &fetched).unwrap();
+                let position = position_of(&shared, key);
+                let journal = shared.journals.of(position).unwrap();
+                let loaded = journal.load_with(position, &fetched).unwrap();
                 assert!(loaded.bytes().ends_with(&map[&key]), "key {key}");
             }
             directory.fail_reads(0);
@@ -187,7 +187,7 @@ fn a_damaged_record_fails_only_reads_of_its_key() {
         let is_sound = |key: &u64| cache.get(&key.to_le_bytes()).is_ok();
         let (sound, damaged): (Vec<u64>, Vec<u64>) = (0..KEYS).partition(is_sound);
         assert!((1..500).contains(&damaged.len()), "{}", damaged.len());
-        is_what_the_map_has(&cache, &map, &sound);
+        assert_matches_map(&cache, &map, &sound);
         // In one call with sound ones, including some of its own frame or pages.
         let mut keys = sound[..100].to_vec();
         keys[50] = damaged[0];
@@ -195,8 +195,8 @@ fn a_damaged_record_fails_only_reads_of_its_key() {
         for (key, found) in keys.iter().zip(get_many(&cache, &keys)) {
             match found {
                 Err(error @ Error::Corrupt { .. }) if damaged.contains(key) => {
-                    let told = error.to_string();
-                    assert!(told.starts_with("000000000002.journal, byte "), "{told}");
+                    let message = error.to_string();
+                    assert!(message.starts_with("000000000002.journal, byte "), "{message}");
                 }
                 Ok(found) if !damaged.contains(key) => {
                     assert!(found.as_ref() == map.get(key), "key {key}");
@@ -219,11 +219,11 @@ fn failed_reads_are_reported_and_retried_by_later_calls() {
             assert!(matches!(found, Err(Error::Io { .. })), "{compression}: {found:?}");
         }
         directory.fail_reads(1);
-        is_what_the_map_has(&cache, &map, &keys);
+        assert_matches_map(&cache, &map, &keys);
     }
 }
 
-/// Whichever cache of the process it is, and whichever call reads.
+/// Errors name the file for every cache of the process and every kind of read.
 #[test]
 fn an_error_of_a_read_names_the_file() {
     for compression in KINDS {
@@ -231,12 +231,12 @@ fn an_error_of_a_read_names_the_file() {
         fill(&|| -> Box<dyn Directory> { Box::new(directory.clone()) }, compression);
         let shared = still(Box::new(directory.clone()), &compressing(compression));
         let oldest = shared.journals.all()[0].clone();
-        let place = place_of(&shared, 100);
-        assert!(place.is_in(oldest.number));
+        let position = position_of(&shared, 100);
+        assert!(position.is_in(oldest.number));
         directory.fail_reads(u64::MAX);
         let mut memory = AlignedBuf::zeroed(MIB);
         let read = [
-            oldest.load(place).map(drop),
+            oldest.load(position).map(drop),
             oldest.read_whole(oldest.end(), &mut memory),
             oldest.read_piece(FIRST_RECORD, oldest.end(), &mut memory).map(drop),
         ];
@@ -273,10 +273,10 @@ fn records_replaced_or_moved_meanwhile_are_found() {
             other.compact(|_| {}).unwrap();
             assert!(oldest(&other) > before);
         });
-        is_what_the_map_has(&cache, &map, &keys);
+        assert_matches_map(&cache, &map, &keys);
         assert_eq!(Arc::strong_count(&cache), 1, "nothing was read");
         let all: Vec<_> = map.keys().copied().collect();
-        is_what_the_map_has(&cache, &map, &all);
+        assert_matches_map(&cache, &map, &all);
     }
 }
 

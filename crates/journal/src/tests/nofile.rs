@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
 use crate::files::RealDirectory;
-use crate::{inspect, kept_aside};
+use crate::{files_set_aside, inspect};
 
 /// A pipe without a writer, which an ordinary open waits for.
 fn pipe(path: &Path) {
@@ -36,9 +36,9 @@ fn make(path: &Path) {
 
 /// Fails the test if `run` does not end.
 fn within_time<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> T {
-    let (tell, told) = mpsc::channel();
-    thread::spawn(move || tell.send(run()));
-    told.recv_timeout(Duration::from_secs(20)).expect("it does not wait for ever")
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(run()));
+    receiver.recv_timeout(Duration::from_secs(20)).expect("it does not wait for ever")
 }
 
 fn inspected(path: &Path) -> Result<usize, Error> {
@@ -64,7 +64,7 @@ fn a_journal_that_is_not_a_file_is_set_aside() {
         assert!(error.contains("not a regular file"), "{error}");
         let cache = opened(path).unwrap();
         assert_eq!(cache.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
-        assert_eq!((cache.stats().kept_aside.files, cache.recovered().damaged_bytes), (1, 0));
+        assert_eq!((cache.stats().set_aside.files, cache.recovered().damaged_bytes), (1, 0));
         let aside = path.join("000000000900.journal.damaged");
         assert!(!other.exists() && aside.exists());
         // A directory belongs to another program and is no obstacle.
@@ -72,13 +72,13 @@ fn a_journal_that_is_not_a_file_is_set_aside() {
         if is_directory {
             fs::write(path.join("000000000901.journal.damaged"), "of old").unwrap();
             assert_eq!(cache.remove_damaged().unwrap(), 1);
-            assert_eq!((cache.stats().kept_aside.files, aside.is_dir()), (1, true));
+            assert_eq!((cache.stats().set_aside.files, aside.is_dir()), (1, true));
         }
         cache.close().unwrap();
         // From now on it is no obstacle.
         inspected(path).unwrap();
         let path = path.to_owned();
-        assert_eq!(within_time(move || kept_aside(path)).unwrap().files, 1);
+        assert_eq!(within_time(move || files_set_aside(path)).unwrap().files, 1);
     }
 }
 
@@ -117,7 +117,8 @@ fn an_identity_that_is_not_a_file_is_reported() {
     }
 }
 
-/// Its target may be on a disk that is not mounted at present: the name is not reused.
+/// The target of a link may be on a disk that is not mounted at present, so the journal's number is
+/// not reused.
 #[test]
 fn a_dangling_journal_link_is_reported() {
     let directory = tempfile::tempdir().unwrap();

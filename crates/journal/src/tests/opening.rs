@@ -89,7 +89,7 @@ fn a_file_longer_than_a_journal_is_not_searched() {
     let before = directory.reads();
     let cache = open(&directory, &options());
     assert!(directory.reads() - before < 20, "{}", directory.reads() - before);
-    assert_eq!((cache.recovered().entries, cache.stats().kept_aside.files), (10, 1));
+    assert_eq!((cache.recovered().entries, cache.stats().set_aside.files), (10, 1));
     let names = directory.list().unwrap();
     let has = |name: &str| names.iter().any(|it| it == name);
     assert!(!has(blank) && !has(longer) && has(&format!("{longer}.damaged")), "{names:?}");
@@ -102,7 +102,7 @@ fn a_blank_journal_may_have_any_number() {
         let directory = closed(&options(), 5000);
         directory.create(&format!("{number}.journal"), len).unwrap();
         let cache = open(&directory, &options());
-        assert_eq!((cache.recovered().entries, cache.stats().kept_aside.files), (5000, 0));
+        assert_eq!((cache.recovered().entries, cache.stats().set_aside.files), (5000, 0));
         cache.put(b"key", b"value").unwrap();
         cache.close().unwrap();
         let all = open(&directory, &options());
@@ -110,7 +110,7 @@ fn a_blank_journal_may_have_any_number() {
     }
 }
 
-/// Whatever makes a journal's file longer takes no space from others.
+/// Bytes appended to a journal's file by another program take no space from other journals.
 #[test]
 fn a_journal_that_was_extended_is_truncated() {
     for has_hints in [true, false] {
@@ -156,7 +156,7 @@ fn no_cache_is_created_next_to_foreign_files() {
     open(&directory, &options()).close().unwrap();
 }
 
-/// It may be retried repeatedly.
+/// A failing opening may be retried many times.
 #[test]
 fn an_opening_that_fails_leaves_no_journal() {
     let directory = closed(&options(), 5000);

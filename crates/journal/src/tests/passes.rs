@@ -13,7 +13,7 @@ pub(super) struct Page {
     pub(super) keys: Vec<u64>,
 }
 
-/// Returns what a complete scan says about a key.
+/// Returns what a complete scan implies for a key.
 ///
 /// Where it was returned, it was present. If it was not returned, it was absent at some moment;
 /// also if it was returned again, since it was then removed and written in between. (With
@@ -69,7 +69,7 @@ pub(super) fn check_passed(
         let Passed { value, begun, ended } = *passed;
         let writer = calls.iter().find(|call| call.answer.written() == Some(value));
         let Some(writer) = writer.filter(|writer| writer.begun < ended) else {
-            return Err(format!("{passed:?}, and nobody had written that"));
+            return Err(format!("{passed:?}, which no call had written"));
         };
         let behind =
             |call: &&Call| call.answer.changes() && writer.ended < call.begun && call.ended < begun;

@@ -54,10 +54,8 @@ fn writing_stops_when_a_required_file_is_removed() {
                 None => thread::yield_now(),
             }
         };
-        assert!(
-            matches!(&error, Error::Removed { path: found } if missing.iter().any(|name| *found == path.join(name))),
-            "{error}"
-        );
+        let is_missing = |found: &Path| missing.iter().any(|name| *found == path.join(name));
+        assert!(matches!(&error, Error::Removed { path: found } if is_missing(found)), "{error}");
         assert!(error.to_string().starts_with(path.to_str().unwrap()), "{error}");
         assert!(matches!(cache.put(b"key", b"other"), Err(Error::Removed { .. })));
         assert!(matches!(cache.delete(b"key"), Err(Error::Removed { .. })));

@@ -14,7 +14,7 @@ use crate::files::File;
 use crate::flush::Flusher;
 use crate::inspect::inspect_in;
 use crate::journal::{Journal, file_name};
-use crate::place::JournalNumber;
+use crate::position::JournalNumber;
 use crate::shared::Shared;
 
 /// Runs `work` on a cache without its maintenance thread: journals are removed only by calls.
@@ -41,11 +41,11 @@ pub(super) fn compact(shared: &Shared, number: u64) -> crate::Result<()> {
     let mut all = shared.journals.all();
     all.retain(|journal| journal.number.0 == number);
     let journal = all.pop().unwrap();
-    let look = shared.scan_live(&journal, Duration::ZERO);
-    let compacted = look.and_then(|look| shared.compact(journal, &look, Duration::ZERO));
+    let scan = shared.scan_live(&journal, Duration::ZERO);
+    let compacted = scan.and_then(|scan| shared.compact(journal, &scan, Duration::ZERO));
     compacted.map(drop).map_err(|stopped| match stopped {
         Stopped::Failed(error) => error,
-        Stopped::Closing => unreachable!("nobody closes it"),
+        Stopped::Closing => unreachable!("the cache stays open"),
     })
 }
 
@@ -136,7 +136,7 @@ fn nothing_is_written_after_a_removal_could_not_be_synced() {
 fn key_in(shared: &Shared, map: &BTreeMap<Vec<u8>, Vec<u8>>, number: u64) -> Vec<u8> {
     let is_in_it = |key: &&Vec<u8>| {
         let named = shared.index.find(shared.hasher.hash(key));
-        named.is_some_and(|place| place.is_in(JournalNumber(number)))
+        named.is_some_and(|position| position.is_in(JournalNumber(number)))
     };
     map.keys().find(is_in_it).unwrap().clone()
 }
@@ -148,8 +148,8 @@ fn is_deleted_by_a_tombstone(shared: &Shared, key: &[u8]) -> bool {
     shared.newest_point() > before
 }
 
-/// Its file exists, and the next opening reads what the index has lost of it, whichever other
-/// journals were removed meanwhile.
+/// The file of such a journal exists, and the next opening reads the records that the index no
+/// longer names, whichever other journals were removed meanwhile.
 #[test]
 fn keys_in_a_journal_that_could_not_be_removed_can_be_deleted() {
     let (directory, map) = filled();
@@ -213,27 +213,27 @@ fn the_plain_file_of_a_compressed_journal_is_truncated_in_steps() {
     }
 }
 
-/// It is freed with its last reader.
+/// The file of a removed journal is freed with its last reader.
 #[test]
 fn a_journal_being_read_is_not_truncated() {
     let (directory, map) = filled();
     let shared = still(&directory, &large());
     let held: Arc<Journal> = shared.journals.all().swap_remove(0);
-    let places: Vec<_> = map
+    let positions: Vec<_> = map
         .iter()
         .map(|(key, value)| (shared.index.find(shared.hasher.hash(key)).unwrap(), value))
-        .filter(|(place, _)| place.is_in(held.number))
+        .filter(|(position, _)| position.is_in(held.number))
         .collect();
     let cuts = directory.cuts();
     assert!(shared.evict_oldest().unwrap());
     assert_eq!(directory.cuts(), cuts);
-    assert!(places.len() > 50, "{}", places.len());
-    for (place, value) in places {
-        assert!(held.load(place).unwrap().bytes().ends_with(value));
+    assert!(positions.len() > 50, "{}", positions.len());
+    for (position, value) in positions {
+        assert!(held.load(position).unwrap().bytes().ends_with(value));
     }
 }
 
-/// Its oldest journal is removed and truncated once it has been opened.
+/// A directory whose oldest journal is removed and truncated once it has been opened.
 struct Vanishing(SimDirectory);
 
 impl Directory for Vanishing {

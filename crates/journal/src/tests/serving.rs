@@ -319,12 +319,12 @@ fn compaction_on_demand_leaves_nothing_dead() {
     cache.put_with_ttl(b"expired", &[1; 1000], Duration::ZERO).unwrap();
     cache.close().unwrap();
     let cache = open(&directory, &options());
-    let before = settled(&cache);
-    let mut told = Vec::new();
-    let compacted = cache.compact(|compacted| told.push(*compacted)).unwrap();
+    let before = wait_until_idle(&cache);
+    let mut reported = Vec::new();
+    let compacted = cache.compact(|compacted| reported.push(*compacted)).unwrap();
     assert!(compacted.rewritten > 0 && compacted.damaged == 0, "{compacted:?}");
     assert_eq!(compacted.done, compacted.journals);
-    assert_eq!(told.len(), compacted.journals + 1);
+    assert_eq!(reported.len(), compacted.journals + 1);
     assert!(contents(&cache) == map);
     // What is left is live, except for tombstones that became unnecessary last.
     cache.close().unwrap();
@@ -335,7 +335,7 @@ fn compaction_on_demand_leaves_nothing_dead() {
     let records = map.len() * 24;
     cache.close().unwrap();
     let cache = open(&directory, &options());
-    let after = settled(&cache);
+    let after = wait_until_idle(&cache);
     assert!(after.disk_bytes < before.disk_bytes, "{before:?}, {after:?}");
     // The newest journal, its successor, and unused space at the ends of the others.
     let at_most = (bytes + records) as u64 * 11 / 10 + (3 << 20);
@@ -399,13 +399,13 @@ fn a_damaged_journal_stays_when_everything_is_compacted() {
     }
     let compacted = cache.compact(|_| ()).unwrap();
     assert_eq!(compacted.damaged, 1, "{compacted:?}");
-    assert!(cache.get(&key(0)).is_err(), "the damage is told as before");
+    assert!(cache.get(&key(0)).is_err(), "the damage is reported as before");
     let there = |number: &u64| cache.contains(&key(*number)).unwrap();
     assert_eq!((1..2000).filter(there).count(), 999);
 }
 
-/// As a power cut may leave one behind the last sync. What is lost stays lost, with the journal or
-/// without it.
+/// A power cut may leave such damage behind the last sync. What is lost stays lost, with the
+/// journal or without it.
 #[test]
 fn a_journal_is_compacted_only_if_the_opening_knew_all_of_its_damage() {
     for has_more in [false, true] {

@@ -4,7 +4,7 @@
 use super::cold::{plain, still};
 use super::removing::{compact, without_maintenance_thread};
 use super::*;
-use crate::place::JournalNumber;
+use crate::position::JournalNumber;
 use crate::shared::Shared;
 
 /// A time in the past.
@@ -145,8 +145,8 @@ fn a_crash_at_any_step_of_eviction_restores_nothing() {
     let work = |_: &SimDirectory, shared: &Shared| -> crate::Result<()> {
         for key in READ.map(u64::to_le_bytes) {
             let hash = shared.hasher.hash(&key);
-            let place = shared.index.find(hash).expect("it is there");
-            shared.index.mark_read(hash, place);
+            let position = shared.index.find(hash).expect("it is there");
+            shared.index.mark_read(hash, position);
         }
         for number in [0, 1] {
             assert_eq!(shared.journals.all()[0].number, JournalNumber(number));

@@ -6,7 +6,7 @@ use super::steps::{Map, crash_at_each_step};
 use super::*;
 use crate::error::Stopped;
 use crate::journal::{Journal, file_name};
-use crate::place::JournalNumber;
+use crate::position::JournalNumber;
 use crate::shared::Shared;
 
 /// Deleted keys.
@@ -14,7 +14,7 @@ const DELETED: std::ops::Range<u64> = 0..300;
 /// The size of a tombstone: header, key, and a number.
 const TOMBSTONE_BYTES: u64 = 32;
 const ALL_TOMBSTONES: u64 = (DELETED.end - DELETED.start) * TOMBSTONE_BYTES;
-/// In the journal with the tombstones, behind them.
+/// A position in the journal with the tombstones, behind them.
 const BEHIND: usize = 4096 + 200_000;
 
 /// Journal 0 is mostly live. Journal 1 has nothing live except the tombstones of the rest of
@@ -52,7 +52,7 @@ fn tombstone_bytes(shared: &Shared) -> u64 {
 /// Lets the maintenance thread run again after some time.
 fn try_again(shared: &Shared) {
     *journal(shared, 1).counts.failed_at.lock() = None;
-    let _turn = shared.maintenance.exclusive.lock();
+    let _exclusive = shared.maintenance.exclusive.lock();
     shared.run_task(&mut true).unwrap();
 }
 
@@ -95,9 +95,9 @@ fn records_moved_before_an_error_are_not_moved_again() {
     without_maintenance_thread(&directory, &plain(), |shared| {
         let compact_half = || {
             let moved = journal(shared, 1);
-            let look = shared.scan_live(&moved, Duration::ZERO)?;
+            let scan = shared.scan_live(&moved, Duration::ZERO)?;
             directory.make_unreadable(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
-            let compacted = shared.compact(moved, &look, Duration::ZERO);
+            let compacted = shared.compact(moved, &scan, Duration::ZERO);
             directory.make_readable(&file_name(JournalNumber(1)));
             compacted
         };
@@ -127,9 +127,9 @@ fn a_crash_between_two_compaction_attempts_loses_and_restores_nothing() {
     let (original, map) = filled();
     let work = |directory: &SimDirectory, shared: &Shared| -> crate::Result<()> {
         let moved = journal(shared, 1);
-        let look = shared.scan_live(&moved, Duration::ZERO).unwrap();
+        let scan = shared.scan_live(&moved, Duration::ZERO).unwrap();
         directory.make_unreadable(&file_name(JournalNumber(1)), BEHIND..BEHIND + 1);
-        assert!(shared.compact(moved, &look, Duration::ZERO).is_err());
+        assert!(shared.compact(moved, &scan, Duration::ZERO).is_err());
         directory.make_readable(&file_name(JournalNumber(1)));
         // Only the moved records are being written.
         shared.flush.wait_for(shared.newest_point())?;
@@ -141,7 +141,7 @@ fn a_crash_between_two_compaction_attempts_loses_and_restores_nothing() {
     assert!(steps >= 6, "{steps}");
 }
 
-/// Its hint includes the record, so an opening does not detect the damage.
+/// The hint of the journal includes the damaged record, so an opening does not detect the damage.
 #[test]
 fn a_journal_that_turns_out_to_be_damaged_has_no_tombstones_moved() {
     let (directory, mut map) = filled();

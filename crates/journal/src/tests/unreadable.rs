@@ -11,7 +11,7 @@ use crate::HintState;
 use crate::Recovered;
 use crate::inspect::inspect_in;
 use crate::journal::FIRST_RECORD;
-use crate::place::JournalNumber;
+use crate::position::JournalNumber;
 
 const KEYS: u64 = 3000;
 const FIRST: &str = "000000000000.journal";
@@ -67,9 +67,9 @@ fn found(
     (cache.recovered(), values)
 }
 
-/// Compares two copies of a cache: one with changed bytes, and one where the same bytes cannot be
-/// read.
-fn told_alike(directory: &SimDirectory, name: &str, range: Range<usize>) -> Recovered {
+/// Returns what an opening finds when these bytes are damaged, which is the same whether they are
+/// changed or cannot be read.
+fn recovered_with_damage(directory: &SimDirectory, name: &str, range: Range<usize>) -> Recovered {
     let [garbled, lost] = [directory.killed(), directory.killed()];
     garble(&garbled, name, range.clone());
     lost.make_unreadable(name, range);
@@ -83,14 +83,14 @@ fn told_alike(directory: &SimDirectory, name: &str, range: Range<usize>) -> Reco
 #[test]
 fn a_journal_without_its_header_is_read_with_its_hint() {
     let (directory, map) = closed();
-    let recovered = told_alike(&directory, FIRST, page(0));
+    let recovered = recovered_with_damage(&directory, FIRST, page(0));
     assert_eq!((recovered.entries, recovered.damaged_bytes), (map.len(), 0));
     directory.make_unreadable(FIRST, page(0));
     assert_eq!(inspected(&directory)[0], (PAGE_BYTES as u64, HintState::Valid));
     let cache = open(&directory, &Options { memory_bytes: 16 * MIB, ..options() });
     assert!(contents(&cache) == map);
     // The unreadable page has no records, so the journal can be loaded into memory.
-    settled(&cache);
+    wait_until_idle(&cache);
     assert!(cache.shared.journals.get(JournalNumber(0)).unwrap().arena.is_some());
     assert!(cache.upkeep_failure().is_none());
     cache.close().unwrap();
@@ -100,7 +100,7 @@ fn a_journal_without_its_header_is_read_with_its_hint() {
 #[test]
 fn an_unreadable_part_of_a_journal_without_a_hint_costs_only_its_records() {
     let (directory, map) = without_hints();
-    let recovered = told_alike(&directory, FIRST, page(30));
+    let recovered = recovered_with_damage(&directory, FIRST, page(30));
     let lost = KEYS as usize - recovered.entries;
     assert!((4..7).contains(&lost), "{recovered:?}");
     assert!((4096..8192).contains(&recovered.damaged_bytes), "{recovered:?}");
@@ -154,7 +154,7 @@ fn unreadable_bytes_behind_the_last_record_are_damage_and_not_a_torn_tail() {
     assert!(contents(&open(&directory, &options())) == map);
 }
 
-/// Its creation was not interrupted.
+/// A journal without readable records is distinguished from one whose creation was interrupted.
 #[test]
 fn a_journal_without_readable_records_is_not_empty() {
     let (directory, map) = without_hints();
@@ -178,7 +178,7 @@ fn a_journal_without_header_and_hint_is_set_aside() {
     directory.make_unreadable(hint, page(0));
     assert_eq!(inspected(&directory)[0], (FIRST_RECORD as u64, HintState::Missing));
     let cache = open(&directory, &options());
-    assert_eq!(cache.stats().kept_aside.files, 1);
+    assert_eq!(cache.stats().set_aside.files, 1);
     let left = contents(&cache).len();
     assert!((1000..map.len()).contains(&left), "{left}");
     cache.close().unwrap();
@@ -186,7 +186,7 @@ fn a_journal_without_header_and_hint_is_set_aside() {
     // interrupted.
     let (directory, _) = without_hints();
     directory.make_unreadable(FIRST, 0..MIB);
-    assert_eq!(open(&directory, &options()).stats().kept_aside.files, 1);
+    assert_eq!(open(&directory, &options()).stats().set_aside.files, 1);
 }
 
 /// Without the header, a frame in the middle, the table behind the frames, or both ends.
@@ -213,16 +213,16 @@ fn compressed_journals_are_read_as_far_as_they_can_be() {
                 garble(&garbled, FIRST, part.clone());
                 lost.make_unreadable(FIRST, part);
             }
-            let told = format!("{has_hints}, {parts:?}");
-            assert_eq!(inspected(&garbled), inspected(&lost), "{told}");
+            let case = format!("{has_hints}, {parts:?}");
+            assert_eq!(inspected(&garbled), inspected(&lost), "{case}");
             let [garbled, lost] = [garbled, lost].map(|directory| found(&directory, &options));
-            assert_eq!(lost.0, garbled.0, "{told}");
-            assert!(lost.1 == garbled.1, "{told}");
+            assert_eq!(lost.0, garbled.0, "{case}");
+            assert!(lost.1 == garbled.1, "{case}");
         }
     }
 }
 
-/// They say nothing about the data, and are temporary.
+/// Other errors than unreadable media are temporary and do not show that data is damaged.
 #[test]
 fn other_errors_of_reads_refuse_the_opening() {
     let (directory, map) = without_hints();
@@ -233,10 +233,10 @@ fn other_errors_of_reads_refuse_the_opening() {
         directory.fail_reads(0);
     }
     assert!(contents(&open(&directory, &options())) == map);
-    assert_eq!(open(&directory, &options()).stats().kept_aside.files, 0);
+    assert_eq!(open(&directory, &options()).stats().set_aside.files, 0);
 }
 
-/// The index does not know of it, and it may become readable again.
+/// The index does not contain an unreadable key, which may become readable again.
 #[test]
 fn an_unreadable_key_that_was_deleted_stays_deleted() {
     let (directory, map) = without_hints();
@@ -255,7 +255,8 @@ fn an_unreadable_key_that_was_deleted_stays_deleted() {
     assert!(contents(&open(&left, &options)) == found);
 }
 
-/// Nothing has been lost yet: neither the unreadable values nor the tombstones of others.
+/// While the journal stays, neither its unreadable values nor the tombstones of other journals are
+/// lost.
 #[test]
 fn a_partly_unreadable_journal_stays_until_an_opening_can_read_it() {
     for tail in [false, true] {
@@ -288,9 +289,12 @@ fn compaction_on_demand_skips_unreadable_journals() {
     cache.close().unwrap();
     directory.make_unreadable(FIRST, page(30));
     without_maintenance_thread(&directory, &options(), |shared| {
-        let mut told = 0;
-        let compacted = shared.compact_all(|it| told = it.done).unwrap();
-        assert_eq!((compacted.damaged, compacted.done, told), (1, compacted.journals, told));
+        let mut reported = 0;
+        let compacted = shared.compact_all(|it| reported = it.done).unwrap();
+        assert_eq!(
+            (compacted.damaged, compacted.done, reported),
+            (1, compacted.journals, reported)
+        );
         assert!(compacted.rewritten >= 2, "{compacted:?}");
     });
     let names = directory.list().unwrap();

@@ -19,17 +19,17 @@ const BURST: u64 = 3000;
 
 /// What a process has reported between an opening and its end.
 #[derive(Default)]
-struct Told {
+struct Reported {
     /// Writes that have returned, in the order of the reports.
     done: Vec<(usize, u64)>,
     /// By thread: the last write before a flush that has returned.
     flushed: [u64; THREADS],
-    /// It has done everything it was to do, and has had time for its background work.
+    /// The process has finished its writes and has had time for its background work.
     is_idle: bool,
 }
 
-impl Told {
-    fn hear(&mut self, line: &str) -> Result<()> {
+impl Reported {
+    fn parse(&mut self, line: &str) -> Result<()> {
         let words: Vec<_> = line.split(' ').collect();
         match words[..] {
             ["done", thread, number] => self.done.push((thread.parse()?, number.parse()?)),
@@ -48,7 +48,7 @@ pub(super) struct Campaign {
     /// By thread: the number of writes that certainly survive, and their result.
     from: [u64; THREADS],
     base: [Left; THREADS],
-    told: Told,
+    reported: Reported,
     random: Random,
     pub(super) writes: usize,
     pub(super) kills: usize,
@@ -64,7 +64,7 @@ impl Campaign {
             directory: tempfile::tempdir()?,
             from: [0; THREADS],
             base: Default::default(),
-            told: Told::default(),
+            reported: Reported::default(),
             random: Random::new(plan.seed),
             writes: 0,
             kills: 0,
@@ -73,7 +73,7 @@ impl Campaign {
 
     /// Returns the last write of a thread that has returned.
     fn done(&self, thread: usize) -> u64 {
-        let mut done = self.told.done.iter().rev();
+        let mut done = self.reported.done.iter().rev();
         done.find(|(of, _)| *of == thread).map_or(self.from[thread], |(_, number)| *number)
     }
 
@@ -101,20 +101,20 @@ impl Campaign {
             .collect();
         while !waits_for.is_empty() {
             let line = process.line()?;
-            self.told.hear(&line)?;
+            self.reported.parse(&line)?;
             waits_for.remove(&line);
         }
         if is_burst {
             self.wait_for_files()?;
-            self.told.is_idle = true;
+            self.reported.is_idle = true;
         } else {
             thread::sleep(Duration::from_micros(self.random.below(60_000)));
         }
         for line in process.kill()? {
-            self.told.hear(&line)?;
+            self.reported.parse(&line)?;
         }
         self.kills += 1;
-        self.writes += self.told.done.len();
+        self.writes += self.reported.done.len();
         while self.random.chance(0.3) {
             let process = Process::start(self.directory.path(), &self.plan)?;
             thread::sleep(Duration::from_micros(self.random.below(30_000)));
@@ -137,7 +137,7 @@ impl Campaign {
             }
             self.from[thread] = until;
         }
-        self.told = Told::default();
+        self.reported = Reported::default();
         Ok(process)
     }
 
@@ -150,7 +150,7 @@ impl Campaign {
             let lost = last + 1..=self.done(thread);
             lost_bytes += lost.map(|it| self.plan.record_bytes(thread, it)).sum::<u64>();
         }
-        let may_lose = match (self.plan.durability, self.told.is_idle) {
+        let may_lose = match (self.plan.durability, self.reported.is_idle) {
             (Durability::Always, _) | (Durability::Interval(_), true) => 0,
             // What the newest journal contains before it is full.
             (Durability::None, true) => MIB,
@@ -172,7 +172,7 @@ impl Campaign {
         let least = match self.plan.durability {
             Durability::Always => done,
             // What was read from files at the last opening is in files.
-            _ => self.from[thread].max(self.told.flushed[thread]),
+            _ => self.from[thread].max(self.reported.flushed[thread]),
         };
         let mut model = self.base[thread].clone();
         let differs = |model: &Left, key: u64| {
@@ -210,10 +210,10 @@ impl Campaign {
         for (thread, (first, _)) in fits.iter().enumerate() {
             // It began the write after the one before it had returned.
             let begun =
-                self.told.done.iter().position(|(of, it)| *of == thread && it + 1 == *first);
+                self.reported.done.iter().position(|(of, it)| *of == thread && it + 1 == *first);
             let Some(begun) = begun else { continue };
             for (other, (_, last)) in fits.iter().enumerate() {
-                let before = self.told.done[..begun].iter().rev().find(|(of, _)| *of == other);
+                let before = self.reported.done[..begun].iter().rev().find(|(of, _)| *of == other);
                 if let Some((_, number)) = before.filter(|(_, number)| number > last) {
                     return Err(format!(
                         "write {first} of thread {thread} is left, and write {number} of thread \
@@ -230,12 +230,12 @@ impl Campaign {
     /// Examines a copy, as another process would find it.
     fn wait_for_files(&mut self) -> Result<()> {
         let until = Instant::now() + PATIENCE;
-        self.told.is_idle = true;
+        self.reported.is_idle = true;
         loop {
-            match self.look_at_copy() {
+            match self.check_copy() {
                 Ok(()) => return Ok(()),
                 Err(error) if Instant::now() > until => {
-                    return Err(format!("though nobody has written for long: {error}").into());
+                    return Err(format!("long after the last write: {error}").into());
                 }
                 // The copy was made while the files changed, or too early.
                 Err(_) => {}
@@ -243,7 +243,7 @@ impl Campaign {
         }
     }
 
-    fn look_at_copy(&self) -> Result<()> {
+    fn check_copy(&self) -> Result<()> {
         let copy = copy_of(self.directory.path())?;
         let cache = Cache::open(copy.path(), self.plan.options())?;
         self.check(&self.plan.left_in(&cache)?).map(drop)

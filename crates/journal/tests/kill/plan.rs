@@ -88,7 +88,7 @@ impl Plan {
     /// Returns what a cache contains, by thread.
     ///
     /// # Errors
-    /// It cannot be read, or contains what was never written.
+    /// The cache cannot be read, or contains a value that was never written.
     pub(super) fn left_in(&self, cache: &Cache) -> Result<Vec<Left>> {
         let mut left = vec![Left::new(); THREADS];
         for entry in cache.iter() {

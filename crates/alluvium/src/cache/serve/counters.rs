@@ -158,12 +158,12 @@ impl Collector for CacheCollector {
             (
                 "cache_set_aside_files",
                 "Files that openings could not use and have set aside (*.journal.damaged)",
-                of(stats.kept_aside.files),
+                of(stats.set_aside.files),
             ),
             (
                 "cache_set_aside_bytes",
                 "Total size of the files set aside, which are outside the disk budget",
-                stats.kept_aside.bytes,
+                stats.set_aside.bytes,
             ),
             (
                 "cache_failed",

@@ -19,10 +19,10 @@ impl fmt::Display for JournalNumber {
 }
 
 impl JournalNumber {
-    /// Returns whether this journal is newer than that of `place`. Both must exist at the same
+    /// Returns whether this journal is newer than that of `position`. Both must exist at the same
     /// time.
-    pub(crate) fn is_behind(self, place: Place) -> bool {
-        ahead(self.0, u64::from(place.short_number())).is_some_and(|ahead| ahead > 0)
+    pub(crate) fn is_behind(self, position: Position) -> bool {
+        ahead(self.0, u64::from(position.short_number())).is_some_and(|ahead| ahead > 0)
     }
 }
 
@@ -48,10 +48,10 @@ impl Granule {
     }
 }
 
-/// The number of low bits of a journal's number that a place stores.
+/// The number of low bits of a journal's number that a position stores.
 pub(crate) const NUMBER_BITS: u32 = 20;
 /// The numbers of journals that exist at the same time differ by less than this: otherwise it could
-/// not be determined which of two places is newer.
+/// not be determined which of two positions is newer.
 pub(crate) const MAX_SPAN: u64 = 1 << (NUMBER_BITS - 1);
 const GRANULE_BITS: u32 = 27;
 const SIZE_BITS: u32 = 7;
@@ -67,10 +67,10 @@ const _: () = assert!(NUMBER_SHIFT + NUMBER_BITS == u64::BITS);
 /// The position of the newest record of a key, as stored in the index: `docs/format/journal.md`,
 /// section 4. Never 0 or 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place(pub(crate) u64);
+pub(crate) struct Position(pub(crate) u64);
 
-impl Place {
-    /// Creates the place of a record of `len_bytes`. `expires`: the record has a time to live.
+impl Position {
+    /// Creates the position of a record of `len_bytes`. `expires`: the record has a time to live.
     pub(crate) fn new(
         number: JournalNumber,
         first: Granule,
@@ -182,7 +182,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_place_preserves_its_parts(
+        fn a_position_preserves_its_parts(
             number in any::<u64>(),
             first in 1u32..1 << GRANULE_BITS,
             len_bytes in 1usize..1 << 30,
@@ -190,19 +190,19 @@ mod tests {
             high in any::<u64>(),
         ) {
             let hash = KeyHash { high, fingerprint: 0 };
-            let place = Place::new(JournalNumber(number), Granule(first), len_bytes, expires, hash);
-            prop_assert!(place.is_in(JournalNumber(number)));
-            prop_assert!(!place.is_in(JournalNumber(number ^ 1)));
-            prop_assert_eq!(place.first(), Granule(first));
-            prop_assert!(place.max_len_bytes() >= len_bytes);
-            prop_assert_eq!((place.tag(), place.expires()), (hash.tag(), expires));
-            prop_assert!(!place.was_read() && place.marked_read().was_read());
-            prop_assert!(place.is_same(place.marked_read()));
-            prop_assert!(place.0 > 1);
+            let position = Position::new(JournalNumber(number), Granule(first), len_bytes, expires, hash);
+            prop_assert!(position.is_in(JournalNumber(number)));
+            prop_assert!(!position.is_in(JournalNumber(number ^ 1)));
+            prop_assert_eq!(position.first(), Granule(first));
+            prop_assert!(position.max_len_bytes() >= len_bytes);
+            prop_assert_eq!((position.tag(), position.expires()), (hash.tag(), expires));
+            prop_assert!(!position.was_read() && position.marked_read().was_read());
+            prop_assert!(position.is_same(position.marked_read()));
+            prop_assert!(position.0 > 1);
         }
 
         #[test]
-        fn a_place_is_newer_by_its_journal_then_by_its_granule(
+        fn a_position_is_newer_by_its_journal_then_by_its_granule(
             number in any::<u32>(),
             ahead in 0u64..1 << (NUMBER_BITS - 1),
             first in 1u32..1 << GRANULE_BITS,
@@ -210,8 +210,8 @@ mod tests {
         ) {
             let hash = KeyHash { high: 0, fingerprint: 0 };
             let number = u64::from(number);
-            let old = Place::new(JournalNumber(number), Granule(first), 8, false, hash);
-            let new = Place::new(JournalNumber(number + ahead), Granule(other), 8, false, hash);
+            let old = Position::new(JournalNumber(number), Granule(first), 8, false, hash);
+            let new = Position::new(JournalNumber(number + ahead), Granule(other), 8, false, hash);
             let is_newer = ahead > 0 || other > first;
             prop_assert_eq!(new.is_newer(old), is_newer);
             prop_assert_eq!(old.is_newer(new), ahead == 0 && first > other);
