@@ -34,7 +34,7 @@ struct State {
     filled_at: Instant,
     /// The first entry waits for the bucket, the others for those before them.
     queue: BTreeMap<(RequestClass, u64), Arc<Notify>>,
-    next_ticket: u64,
+    next_number: u64,
 }
 
 impl Bandwidth {
@@ -47,7 +47,7 @@ impl Bandwidth {
                 free_bytes: rate * BURST.as_secs_f64(),
                 filled_at: Instant::now(),
                 queue: BTreeMap::new(),
-                next_ticket: 0,
+                next_number: 0,
             }),
         }
     }
@@ -121,8 +121,8 @@ impl State {
     }
 
     fn enqueue<'a>(&mut self, bandwidth: &'a Bandwidth, class: RequestClass) -> QueueEntry<'a> {
-        let at = (class, self.next_ticket);
-        self.next_ticket += 1;
+        let at = (class, self.next_number);
+        self.next_number += 1;
         let wake = Arc::new(Notify::new());
         self.queue.insert(at, wake.clone());
         QueueEntry { bandwidth, at, wake }

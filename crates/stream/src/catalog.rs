@@ -93,7 +93,7 @@ pub enum Change {
     WalMarked(u64),
     /// Begins a run of the store with this commit. The last [`INCARNATIONS_KEPT`] runs are kept.
     BeginIncarnation {
-        /// Random. Nil stands for no run: only the version is raised.
+        /// Random. Nil if no run begins: only the version is raised.
         id: Uuid,
         /// The new version of the catalog, unless that is already greater.
         version: u64,

@@ -722,7 +722,7 @@ impl<'a> Sources<'a> {
         if scan.peek().is_none_or(|block| block.stream != stream) {
             return Ok(None);
         }
-        if scan.is_dry() {
+        if scan.is_exhausted() {
             // At most half of the time: other tasks have the rest.
             tokio::time::sleep(self.working_since.elapsed().min(REST_MAX)).await;
             self.working_since = Instant::now();

@@ -17,7 +17,7 @@ use crate::record::{End, encode_ends};
 use crate::store::{Shared, StoreError};
 use crate::tail::StreamState;
 
-pub(crate) use evidence::{Evidence, GoesOn};
+pub(crate) use evidence::{Continuation, Evidence};
 
 /// Number of streams that are visited without yielding.
 const CHUNK_STREAMS: usize = 1024;

@@ -582,16 +582,20 @@ mod tests {
             for (at, value) in index_patches {
                 bytes[index_at + at] ^= value;
             }
-            let mut index = bytes[index_at..index_at + usize::try_from(summary.index_bytes).unwrap()].to_vec();
+            let index_end = index_at + usize::try_from(summary.index_bytes).unwrap();
+            let mut index = bytes[index_at..index_end].to_vec();
             for entry in index.chunks_exact_mut(INDEX_ENTRY_BYTES) {
                 let at = u64_at(entry, 24);
                 let end = at.saturating_add(u64::from(u32_at(entry, 32)));
-                if let Some(data) = usize::try_from(at).ok().zip(usize::try_from(end).ok()).and_then(|(a, e)| bytes.get(a..e)) {
+                if let (Ok(at), Ok(end)) = (usize::try_from(at), usize::try_from(end))
+                    && let Some(data) = bytes.get(at..end)
+                {
                     let crc = crc32c::crc32c(data);
                     entry[48..52].copy_from_slice(&crc.to_le_bytes());
                 }
             }
-            if let Ok(blocks) = decode_index(summary.index_position, &index, crc32c::crc32c(&index)) {
+            let crc = crc32c::crc32c(&index);
+            if let Ok(blocks) = decode_index(summary.index_position, &index, crc) {
                 for block in &blocks {
                     let at = usize::try_from(block.position).unwrap();
                     let data = Bytes::copy_from_slice(&bytes[at..at + block.len_bytes as usize]);

@@ -34,14 +34,14 @@ struct Schedule {
 }
 
 impl Schedule {
-    fn now() -> Self {
+    fn immediately() -> Self {
         Self { at: Instant::now(), failures: 0, last_error: String::new() }
     }
 
     /// Schedules the next run after this one's result.
     fn done(&mut self, shared: &Shared, result: Result<(), StoreError>) {
         let Err(error) = result else {
-            *self = Self { at: Instant::now() + shared.options.orphan_age, ..Self::now() };
+            *self = Self { at: Instant::now() + shared.options.orphan_age, ..Self::immediately() };
             return;
         };
         shared.numbers.clean_up_failures.fetch_add(1, Ordering::Relaxed);
@@ -75,8 +75,8 @@ fn report(shared: &Shared, orphans: &Schedule, retired: &Schedule) {
 /// written what the WAL has lost since, so an orphan may be all that is left of it; then orphans
 /// are counted and kept.
 pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
-    let mut orphans = Schedule::now();
-    let mut retired = Schedule::now();
+    let mut orphans = Schedule::immediately();
+    let mut retired = Schedule::immediately();
     loop {
         report(&shared, &orphans, &retired);
         tokio::select! {

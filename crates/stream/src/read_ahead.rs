@@ -81,7 +81,7 @@ impl Readers {
     }
 
     /// Stores `reader`, which is expected to continue at `next`.
-    pub(crate) fn leave(&self, stream: StreamId, next: StreamOffset, reader: Reader) {
+    pub(crate) fn store(&self, stream: StreamId, next: StreamOffset, reader: Reader) {
         let position = (stream, next);
         let now = Instant::now();
         let mut forgotten = Vec::new();

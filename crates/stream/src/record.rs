@@ -89,7 +89,7 @@ pub struct End {
 
 /// What a damaged record was, judging by what is left of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Was {
+pub(crate) enum Identified {
     /// A batch with this number of offsets of a stream, from this offset on.
     Batch(StreamId, StreamOffset, u32),
     /// A list of ends for a range that ends here.
@@ -99,7 +99,7 @@ pub(crate) enum Was {
 /// What is left of a damaged record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remains {
-    pub(crate) was: Was,
+    pub(crate) record: Identified,
     /// The length of the whole record in the WAL.
     pub(crate) record_bytes: u64,
 }
@@ -280,7 +280,7 @@ pub(crate) fn remains(head: &[u8]) -> Option<Remains> {
     let len = u64::from(u32_at(header, AT_LENGTH));
     match header[AT_KIND] {
         KIND_BATCH => Some(Remains {
-            was: Was::Batch(
+            record: Identified::Batch(
                 StreamId(u64_at(header, AT_STREAM)),
                 StreamOffset(u64_at(header, AT_BASE)),
                 u32_at(header, AT_COUNT),
@@ -288,7 +288,7 @@ pub(crate) fn remains(head: &[u8]) -> Option<Remains> {
             record_bytes: WAL_HEADER_BYTES + HEADER_BYTES as u64 + len,
         }),
         KIND_ENDS | KIND_BOUNDS => Some(Remains {
-            was: Was::Ends(LogOffset(u64_at(header, AT_TO))),
+            record: Identified::Ends(LogOffset(u64_at(header, AT_TO))),
             record_bytes: WAL_HEADER_BYTES + ENDS_HEADER_BYTES as u64 + len,
         }),
         _ => None,
@@ -444,8 +444,8 @@ mod tests {
         for at in 0..good.len() {
             let mut damaged = good.to_vec();
             damaged[at] ^= 0x10;
-            let was = Was::Batch(StreamId(7), StreamOffset(40), 3);
-            let expected = Remains { was, record_bytes: 32 + good.len() as u64 };
+            let record = Identified::Batch(StreamId(7), StreamOffset(40), 3);
+            let expected = Remains { record, record_bytes: 32 + good.len() as u64 };
             assert_eq!(remains(&damaged), (at >= HEADER_BYTES).then_some(expected), "byte {at}");
         }
         let bound = End { known: StreamOffset(3), ..end(2, 9) };
@@ -454,8 +454,8 @@ mod tests {
             for at in 0..good.len() {
                 let mut damaged = good.clone();
                 damaged[at] ^= 0x10;
-                let was = Was::Ends(LogOffset(2));
-                let expected = Remains { was, record_bytes: 32 + good.len() as u64 };
+                let record = Identified::Ends(LogOffset(2));
+                let expected = Remains { record, record_bytes: 32 + good.len() as u64 };
                 assert_eq!(remains(&damaged), Some(expected), "byte {at}");
             }
         }

@@ -16,7 +16,7 @@ use crate::cache::LogCache;
 use crate::catalog::{
     Catalog, CatalogError, Change, Incarnation, ObjectInfo, RESTORE, Snapshot, StreamRow,
 };
-use crate::ends::{self, Ends, Evidence, GoesOn, LargestCount};
+use crate::ends::{self, Continuation, Ends, Evidence, LargestCount};
 use crate::numbers::Lost;
 use crate::options::Options;
 use crate::record::{self, End, StreamRecord};
@@ -387,7 +387,8 @@ impl Replay {
         let loss = std::mem::take(&mut self.evidence).judge(report, uploaded, is_missing);
         let mut gaps = std::mem::take(&mut self.gaps);
         for (id, (_, tail)) in &mut self.streams {
-            let GoesOn { known, next } = loss.goes_on(*id, tail.next, tail.log_end(), largest.0);
+            let Continuation { known, next } =
+                loss.continuation(*id, tail.next, tail.log_end(), largest.0);
             let (known, next) = (known.max(tail.start), next.max(tail.start));
             if known > tail.next {
                 let offsets = tail.next..known;

@@ -204,7 +204,7 @@ impl Stream {
         }
         if reading.is_cold() && !reading.batches.is_empty() {
             let reader = self.shared.readers.take(self.state.id, from);
-            self.leave(reader, reading.next);
+            self.store_reader(reader, reading.next);
         }
         Ok(reading.fetched())
     }
@@ -241,7 +241,7 @@ impl Stream {
                     reading.add(batches);
                     let mut reader = reader.unwrap_or_default();
                     reader.waited_for(guard);
-                    self.shared.readers.leave(self.state.id, reading.next, reader);
+                    self.shared.readers.store(self.state.id, reading.next, reader);
                     return Ok(reading.fetched());
                 }
                 Err(_) if !reading.batches.is_empty() => break,
@@ -256,14 +256,14 @@ impl Stream {
             }
         }
         if reading.is_cold() && !reading.batches.is_empty() {
-            self.leave(reader, reading.next);
+            self.store_reader(reader, reading.next);
         }
         Ok(reading.fetched())
     }
 
     /// Registers a lagging reader that has read up to `next`. One that has read here before reads
     /// ahead.
-    fn leave(&self, reader: Option<Reader>, next: StreamOffset) {
+    fn store_reader(&self, reader: Option<Reader>, next: StreamOffset) {
         let reader = match reader {
             Some(mut reader) => {
                 reader.read_on(&self.shared.objects, &self.state, next);
@@ -271,7 +271,7 @@ impl Stream {
             }
             None => Reader::default(),
         };
-        self.shared.readers.leave(self.state.id, next, reader);
+        self.shared.readers.store(self.state.id, next, reader);
     }
 
     /// Returns the offset that the stream could start at by a retention rule: behind its oldest

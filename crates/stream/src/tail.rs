@@ -231,7 +231,7 @@ impl Tail {
     /// Ends recovery of the stream: the log has no more of its batches. It continues at `next`, and
     /// missing offsets before that are lost.
     pub(crate) fn recovered(&mut self, next: StreamOffset) {
-        assert!(next >= self.next, "the stream goes on at {next}, before {}", self.next);
+        assert!(next >= self.next, "the stream continues at {next}, before {}", self.next);
         self.next = next;
         self.recovered_end = next;
     }

@@ -82,7 +82,7 @@ pub(crate) struct Wakes {
 struct WalSpace {
     /// A writer waits for the WAL, and [`SpaceGate::open`] will be called for it.
     waiting: bool,
-    ticket: Option<Space>,
+    future: Option<Space>,
 }
 
 impl Wakes {
@@ -100,12 +100,12 @@ impl Wakes {
         }
     }
 
-    /// Opens the gate when the WAL has more space. The ticket was taken before the append that
+    /// Opens the gate when the WAL has more space. The future was created before the append that
     /// failed.
-    pub(crate) fn wait_for_wal(&self, ticket: Space) {
+    pub(crate) fn wait_for_wal(&self, future: Space) {
         let mut space = self.wal_space.lock();
         if !space.waiting {
-            *space = WalSpace { waiting: true, ticket: Some(ticket) };
+            *space = WalSpace { waiting: true, future: Some(future) };
             self.changed.notify_one();
         }
     }
@@ -129,8 +129,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     let wakes = &shared.wakes;
     let mut space: Option<Space> = None;
     loop {
-        if let Some(ticket) = wakes.wal_space.lock().ticket.take() {
-            space = Some(ticket);
+        if let Some(future) = wakes.wal_space.lock().future.take() {
+            space = Some(future);
         }
         let first = wakes.first();
         let durable = async {

@@ -1,5 +1,5 @@
 //! A stream's writer: append, trim, close, delete. How a writer replaces an earlier one:
-//! `docs/format/catalog.md`, "Who writes to a stream".
+//! `docs/format/catalog.md`, "Writers of a stream".
 
 use std::future::Future;
 use std::ops::Deref;
@@ -244,12 +244,13 @@ impl Shared {
         let refused = match self.wal.append_shared(&[header], payload) {
             Ok(append) => return Ok(append),
             Err(Wal::OverCapacity { .. } | Wal::WindowFull { .. }) => {
-                // Try again after taking the ticket, so that space freed in between is not missed.
-                let ticket = self.wal.wait_space();
+                // Try again after creating the future, so that space freed in between is not
+                // missed.
+                let future = self.wal.wait_space();
                 match self.wal.append_shared(&[header], payload) {
                     Ok(append) => return Ok(append),
                     Err(refused) => {
-                        self.wakes.wait_for_wal(ticket);
+                        self.wakes.wait_for_wal(future);
                         refused
                     }
                 }

@@ -131,7 +131,7 @@ async fn a_dropped_fetch_cancels_its_requests() {
     server.close().await;
 }
 
-/// Blocks that the cache cannot keep would be fetched in vain forever.
+/// A read must wait for blocks that the cache cannot keep: they would be fetched again without end.
 #[tokio::test]
 async fn a_reader_without_a_cache_makes_progress() {
     let mut world = large_world(4);
@@ -232,12 +232,12 @@ async fn five_hundred_readers_stay_within_the_bound() {
 }
 
 /// Many readers of several kinds, a slow and failing object store, readers that give up, and trims:
-/// whatever is read is what was written.
+/// every batch read is the one that was written.
 #[tokio::test]
-async fn reads_return_what_was_written_whatever_happens() {
+async fn concurrent_reads_return_what_was_written_despite_failures() {
     for seed in 0..6 {
         let mut world = large_world(seed);
-        // From a cache for hardly anything to one for everything.
+        // From a cache for a few blocks to one for all of them.
         world.options.block_cache_bytes = (3 << 20) << seed;
         world.options.cold_read_bytes = 8 << 20;
         let (server, all) = cold_streams(&world, 2, 3, 6).await;

@@ -194,10 +194,10 @@ async fn shared_objects_are_merged_and_large_streams_leave_them() {
     server.close().await;
 }
 
-/// When it is switched off, it does nothing: not at the start, not after an upload, and not for
-/// wasted space.
+/// Disabled compaction does nothing: not at the start, not after an upload, and not for wasted
+/// space.
 #[tokio::test]
-async fn switched_off_it_makes_no_requests() {
+async fn disabled_compaction_makes_no_requests() {
     let mut world = world();
     off(&mut world);
     let server = world.start().await;
@@ -366,7 +366,7 @@ async fn trims_and_deletions_in_the_middle_are_respected() {
 }
 
 #[tokio::test]
-async fn a_failing_object_store_delays_it_and_leaves_nothing_behind() {
+async fn a_failing_object_store_delays_compaction_and_leaves_nothing_behind() {
     let (world, known) = eight_objects(3).await;
     let server = world.start_with(|objects| objects.fail_writes.store(5, Ordering::SeqCst)).await;
     eventually("it succeeds", || server.store.stats().compactions == 1).await;
@@ -397,7 +397,7 @@ async fn the_store_is_degraded_while_compaction_fails() {
     close(server, all).await;
 }
 
-/// It is not copied, and intact data next to it can still be read.
+/// A damaged object is not copied, and intact data next to the damage can still be read.
 #[tokio::test]
 async fn damaged_objects_are_not_compacted() {
     let mut world = world();
@@ -456,8 +456,8 @@ async fn objects_are_not_claimed_on_threads_of_low_priority() {
     close(server, all).await;
 }
 
-/// Its sources stay as they are until the next start, what was written for it is removed, and the
-/// other objects are compacted.
+/// The sources of a refused compaction stay as they are until the next start, its output is
+/// removed, and the other objects are compacted.
 #[tokio::test]
 async fn a_refused_compaction_does_not_stop_the_others() {
     let mut world = world();

@@ -142,7 +142,8 @@ async fn a_server_that_was_taken_over_cannot_change_its_catalog() {
     drop(b.store);
 }
 
-/// It has found out too late: its catalog has seen more commits than its successor's.
+/// The old server notices the takeover too late: its catalog has seen more commits than its
+/// successor's.
 #[tokio::test]
 async fn the_catalog_of_a_server_that_was_taken_over_is_refused() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -358,8 +359,7 @@ async fn a_catalog_whose_disk_is_full_is_opened() {
     assert_eq!(largest_count().as_deref(), Some(&b"16384"[..]));
 }
 
-/// Whatever an interrupted attempt has changed, the catalog, the header, or both, the next one is
-/// not refused.
+/// An interrupted attempt may have changed the catalog, the header, or both.
 #[tokio::test]
 async fn interrupted_openings_do_not_prevent_the_next_one() {
     let mut world = World::new(WAL_BYTES, 1);

@@ -1,5 +1,4 @@
-//! Restarts at every stage, and a model: whatever happens, each stream is the list of what was
-//! appended to it.
+//! Restarts at every stage, and a model in which each stream is the list of what was appended to it.
 
 mod common;
 
@@ -95,7 +94,7 @@ async fn a_crash_while_the_object_cannot_be_written_loses_nothing() {
         });
         let failures = || server.store.stats().upload_failing.map_or(0, |failing| failing.failures);
         eventually("three attempts", || failures() >= 3).await;
-        let failing = server.store.stats().upload_failing.expect("it goes on failing");
+        let failing = server.store.stats().upload_failing.expect("it keeps failing");
         assert!(failing.error.contains("injected 503"), "{failing:?}");
         check(&server, &all).await;
         assert_eq!(server.objects.reads.load(Ordering::SeqCst), 0);

@@ -142,7 +142,7 @@ async fn a_lost_directory_only_slows_reads_down() {
         }
         assert!(read(&server, id).await == batches);
         assert!(reads(&server) >= 4, "all of it from the object store");
-        assert!(read(&server, id).await == batches, "from wherever");
+        assert!(read(&server, id).await == batches, "from any level of the cache");
         server.close().await;
         let _ = fs::remove_dir_all(directory.path());
     }

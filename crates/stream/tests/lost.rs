@@ -407,7 +407,7 @@ async fn ends_of_many_streams_are_split() {
     server.close().await;
 }
 
-/// Nothing is written while nothing is appended.
+/// The ends are not written again while nothing is appended.
 #[tokio::test]
 async fn an_idle_log_does_not_change() {
     let world = world(SOON);
@@ -585,8 +585,8 @@ impl Part {
     }
 }
 
-/// Whatever is damaged: no acknowledged offset is handed out again, what is read was appended, and
-/// what is missing is reported. `cargo xtask model` goes further.
+/// After any damage no acknowledged offset is handed out again, what is read was appended, and what
+/// is missing is reported. `cargo xtask model` runs more seeds.
 #[test]
 fn no_seed_hands_out_an_offset_twice() {
     let number = |name: &str, default: u64| {

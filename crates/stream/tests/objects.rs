@@ -136,8 +136,8 @@ async fn a_damaged_object_is_an_error_that_names_it() {
     server.close().await;
 }
 
-/// What is durable when a search begins is found, wherever it is by the time that the search gets
-/// there.
+/// A search finds what was durable when it began, even if it has moved from memory to objects
+/// since.
 #[tokio::test]
 async fn times_are_found_while_an_upload_moves_batches() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -304,7 +304,7 @@ async fn whole(world: &World, name: &str) -> Vec<u8> {
     world.objects.get(&name.into()).await.unwrap().bytes().await.unwrap().to_vec()
 }
 
-/// A wrong catalog, whatever the reason, must not make records vanish silently.
+/// A wrong catalog must not make records vanish silently.
 #[tokio::test]
 async fn an_object_without_a_range_of_the_catalog_is_an_error() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -322,7 +322,7 @@ async fn an_object_without_a_range_of_the_catalog_is_an_error() {
     let before = stream.fetch(StreamOffset(0), 1 << 20).await.unwrap().batches;
     assert_eq!(before, batches[..10], "up to there");
     let error = stream.fetch(StreamOffset(20), 1 << 20).await.unwrap_err().to_string();
-    assert!(error.contains("the index has nothing of 20..40"), "{error}");
+    assert!(error.contains("the index has no batches in 20..40"), "{error}");
     drop(stream);
     server.close().await;
 }
@@ -377,7 +377,7 @@ async fn batches_keep_at_most_twice_their_payload_in_memory() {
     server.close().await;
 }
 
-/// Whatever the order of the timestamps, each block's greatest one shows which block to read.
+/// The greatest timestamp of each block shows which block to read, in any order of timestamps.
 #[tokio::test]
 async fn a_search_by_time_costs_an_index_and_one_block() {
     let mut world = World::new(32 << 20, 1);

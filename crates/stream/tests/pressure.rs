@@ -46,7 +46,7 @@ fn batches_of(id: StreamId, rounds: u64, longest: u64) -> Vec<Batch> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_writers_share_a_small_wal_without_end() {
+async fn many_writers_finish_on_a_wal_smaller_than_their_data() {
     let mut world = World::new(1 << 20, 1);
     world.options.upload_interval = Duration::from_millis(20);
     let server = world.start().await;
@@ -88,7 +88,7 @@ async fn many_writers_share_a_small_wal_without_end() {
 
 /// Readers in parallel with writers, trims, uploads, evictions and a block cache that is too small.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn readers_find_acknowledged_batches_whatever_happens() {
+async fn acknowledged_batches_stay_readable_during_trims_uploads_and_evictions() {
     const COUNT: u64 = 2;
     const BATCHES: u64 = 2000;
     fn nth(id: StreamId, base: u64) -> Batch {
@@ -312,7 +312,8 @@ async fn exchange(world: &World, others: Vec<(Path, Bytes)>) -> Vec<(Path, Bytes
 async fn refused(server: &Server) -> JoinHandle<Result<(), StoreError>> {
     let store = server.store.clone();
     let flush = tokio::spawn(async move { store.flush().await });
-    eventually("it is noticed", || server.store.stats().upload_failing.is_some()).await;
+    eventually("the replacement is noticed", || server.store.stats().upload_failing.is_some())
+        .await;
     let error = server.store.stats().upload_failing.unwrap().error;
     assert!(error.contains("not mounted"), "{error}");
     flush
@@ -347,8 +348,8 @@ async fn nothing_is_committed_to_a_replaced_object_store() {
     all_is_uploaded(server, world, id, &batches).await;
 }
 
-/// The mount point below an object store that is away at the start may hold something of an earlier
-/// run: an object, or its claim.
+/// The mount point of an object store that is not mounted at the start may hold an object or the
+/// claim of an earlier run.
 #[tokio::test]
 async fn nothing_is_committed_if_the_object_store_is_replaced_before_a_start() {
     let mut world = World::new(1 << 20, 1);
@@ -459,8 +460,8 @@ async fn an_upload_happens_when_enough_has_been_appended() {
     server.close().await;
 }
 
-/// The old threshold would not fit into the ring, and each upload would only begin with a refused
-/// writer.
+/// The old threshold exceeds the new ring: with it, each upload would begin only when a writer is
+/// refused.
 #[tokio::test]
 async fn a_wal_that_was_made_smaller_is_uploaded_sooner() {
     const SMALLER_BYTES: u64 = 256 << 10;

@@ -175,8 +175,8 @@ async fn one_notify_watches_many_streams_through_many_wakes() {
 /// Wakers are foreign code, which may access the stream.
 #[test]
 fn no_lock_is_held_over_a_waker() {
-    struct Looks(Stream);
-    impl Wake for Looks {
+    struct ReadsOnWake(Stream);
+    impl Wake for ReadsOnWake {
         fn wake(self: Arc<Self>) {
             self.0.durable_end();
         }
@@ -188,7 +188,7 @@ fn no_lock_is_held_over_a_waker() {
             let world = World::new(WAL_BYTES, 1);
             let server = world.start().await;
             let stream = server.create_log().await;
-            let waker = Waker::from(Arc::new(Looks(stream.clone())));
+            let waker = Waker::from(Arc::new(ReadsOnWake(stream.clone())));
             let notify = Arc::new(Notify::new());
             let _watch = stream.watch(&notify);
             let wait = || {

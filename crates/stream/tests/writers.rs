@@ -100,7 +100,7 @@ async fn a_newer_writer_fences_the_older_one() {
 }
 
 #[tokio::test]
-async fn the_same_epoch_again_costs_no_commit() {
+async fn opening_with_the_same_epoch_commits_nothing() {
     let mut world = World::new(WAL_BYTES, 1);
     let server = world.start().await;
     let id = server.create_log().await.id();
@@ -333,7 +333,7 @@ async fn a_dropped_opening_completes() {
     server.close().await;
 }
 
-/// Many writers come at once, in any order, and each writes until it is refused.
+/// Many writers open a stream at once, in any order; each writes until it is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn batches_are_in_the_order_of_their_writers() {
     const WRITERS: u64 = 12;

@@ -6,7 +6,9 @@ use std::ops::Range;
 use alluvium_device::PAGE_BYTES;
 use alluvium_wal::{LogOffset, RecoveryReport};
 
-use crate::record::{End, Ends, HEADER_BYTES, MIN_RECORD_BYTES, WAL_HEADER_BYTES, Was, remains};
+use crate::record::{
+    End, Ends, HEADER_BYTES, Identified, MIN_RECORD_BYTES, WAL_HEADER_BYTES, remains,
+};
 use crate::types::{StreamId, StreamOffset};
 
 /// More offsets than any number of clients uses in the time between two ends records. It keeps the
@@ -39,7 +41,7 @@ pub(crate) struct Loss {
 
 /// Where a stream continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GoesOn {
+pub(crate) struct Continuation {
     /// The offset below which all offsets were handed out.
     pub(crate) known: StreamOffset,
     /// The offset from which on none was handed out. Those between `known` and here may have been.
@@ -98,9 +100,9 @@ impl Evidence {
             if let Some(left) = remains(&place.head)
                 && (left.record_bytes == bytes || !place.is_one_record && left.record_bytes < bytes)
             {
-                let is_identified = match left.was {
-                    Was::Ends(to) => to >= report.start,
-                    Was::Batch(stream, base, count) => {
+                let is_identified = match left.record {
+                    Identified::Ends(to) => to >= report.start,
+                    Identified::Batch(stream, base, count) => {
                         let end = StreamOffset(base.0.saturating_add(count.into()));
                         let is_certain = place.is_one_record && has_header_on_page(range.start);
                         let is_identified =
@@ -126,7 +128,7 @@ impl Evidence {
             // The log's end is missing, and it is unknown how much of it.
             unknown.push((uploaded, report.ring_bytes / MIN_RECORD_BYTES));
         }
-        Loss { next: self.next, unknown: from_the_end(unknown), skipped: self.skipped }
+        Loss { next: self.next, unknown: suffix_sums(unknown), skipped: self.skipped }
     }
 
     /// Returns the parts of `range` that no list covers.
@@ -152,19 +154,19 @@ impl Loss {
     /// Returns where a stream continues that ends at `next` and whose last batch in the log ends at
     /// `log_end`: behind everything that it can have had. No batch has more than `largest_count`
     /// offsets.
-    pub(crate) fn goes_on(
+    pub(crate) fn continuation(
         &self,
         stream: StreamId,
         next: StreamOffset,
         log_end: LogOffset,
         largest_count: u32,
-    ) -> GoesOn {
+    ) -> Continuation {
         let known = self.next.get(&stream).map_or(next, |known| next.max(*known));
         // The base of an intact batch of the stream shows what lay before it.
         let first = self.unknown.partition_point(|(at, _)| *at < log_end);
         let records = self.unknown.get(first).map_or(0, |(_, records)| *records);
         let offsets = records.saturating_mul(largest_count.into()).min(MOST_SKIPPED);
-        GoesOn { known, next: StreamOffset(known.0.saturating_add(offsets)) }
+        Continuation { known, next: StreamOffset(known.0.saturating_add(offsets)) }
     }
 
     /// Returns the parts of a gap, in order, each with whether it was skipped by an earlier
@@ -199,7 +201,7 @@ impl Loss {
 }
 
 /// Replaces each number by the sum of the numbers from its position on.
-fn from_the_end(mut unknown: Vec<(LogOffset, u64)>) -> Vec<(LogOffset, u64)> {
+fn suffix_sums(mut unknown: Vec<(LogOffset, u64)>) -> Vec<(LogOffset, u64)> {
     let mut sum = 0u64;
     for (_, records) in unknown.iter_mut().rev() {
         sum = sum.saturating_add(*records);
@@ -255,23 +257,23 @@ mod tests {
     #[test]
     fn skipped_offsets_are_bounded_by_the_bytes_and_the_largest_batch() {
         let next = HashMap::from([(StreamId(1), StreamOffset(50))]);
-        let unknown = from_the_end(vec![(LogOffset(100), 2), (LogOffset(400), 3)]);
+        let unknown = suffix_sums(vec![(LogOffset(100), 2), (LogOffset(400), 3)]);
         let loss = Loss { next, unknown, skipped: HashMap::new() };
-        let goes_on = |stream, next, log_end| {
+        let continuation = |stream, next, log_end| {
             let next = StreamOffset(next);
-            let GoesOn { known, next } =
-                loss.goes_on(StreamId(stream), next, LogOffset(log_end), 10);
+            let Continuation { known, next } =
+                loss.continuation(StreamId(stream), next, LogOffset(log_end), 10);
             (known.0, next.0)
         };
-        assert_eq!(goes_on(1, 20, 0), (50, 100), "from the listed end on");
-        assert_eq!(goes_on(1, 70, 100), (70, 120));
+        assert_eq!(continuation(1, 20, 0), (50, 100), "from the listed end on");
+        assert_eq!(continuation(1, 70, 100), (70, 120));
         let reason = "a batch behind the first damage shows what was lost there";
-        assert_eq!(goes_on(2, 20, 300), (20, 50), "{reason}");
-        assert_eq!(goes_on(2, 20, 401), (20, 20));
-        let unknown = from_the_end(vec![(LogOffset(0), u64::MAX), (LogOffset(9), 1)]);
+        assert_eq!(continuation(2, 20, 300), (20, 50), "{reason}");
+        assert_eq!(continuation(2, 20, 401), (20, 20));
+        let unknown = suffix_sums(vec![(LogOffset(0), u64::MAX), (LogOffset(9), 1)]);
         let all = Loss { next: HashMap::new(), unknown, skipped: HashMap::new() };
-        let goes_on = all.goes_on(StreamId(1), StreamOffset(7), LogOffset(0), u32::MAX);
-        assert_eq!(goes_on.next.0, 7 + MOST_SKIPPED);
+        let continuation = all.continuation(StreamId(1), StreamOffset(7), LogOffset(0), u32::MAX);
+        assert_eq!(continuation.next.0, 7 + MOST_SKIPPED);
     }
 
     #[test]

@@ -30,7 +30,7 @@ struct Known<T> {
     number: u64,
     /// For joining; dead once there is no flight of it.
     task: Weak<Task>,
-    landed: watch::Receiver<Option<T>>,
+    result: watch::Receiver<Option<T>>,
 }
 
 /// Cancels the task when it is dropped.
@@ -46,13 +46,13 @@ impl Drop for Task {
 #[derive(Clone)]
 pub(crate) struct Flight<T> {
     task: Arc<Task>,
-    landed: watch::Receiver<Option<T>>,
+    result: watch::Receiver<Option<T>>,
 }
 
 impl<T: Clone> Flight<T> {
     /// Waits for the result; `None` if the task has panicked or the runtime ends.
-    pub(super) async fn landed(&mut self) -> Option<T> {
-        self.landed.wait_for(Option::is_some).await.ok().and_then(|landed| landed.clone())
+    pub(super) async fn result(&mut self) -> Option<T> {
+        self.result.wait_for(Option::is_some).await.ok().and_then(|result| result.clone())
     }
 
     /// Returns a handle that keeps the fetch running, without interest in the result.
@@ -89,7 +89,7 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Fli
     ) -> Flight<T> {
         let number = under_way.next_number;
         under_way.next_number += 1;
-        let (sender, landed) = watch::channel(None);
+        let (sender, result) = watch::channel(None);
         let started = Arc::new(AtomicBool::new(false));
         let forget = Forget {
             under_way: self.under_way.clone(),
@@ -105,11 +105,11 @@ impl<K: Copy + Eq + Hash + Send + 'static, T: Clone + Send + Sync + 'static> Fli
         });
         let task = Arc::new(Task(task.abort_handle()));
         for key in keys {
-            let known = Known { number, task: Arc::downgrade(&task), landed: landed.clone() };
+            let known = Known { number, task: Arc::downgrade(&task), result: result.clone() };
             under_way.by_key.insert(key, known);
         }
         started.store(true, Ordering::Release);
-        Flight { task, landed }
+        Flight { task, result }
     }
 }
 
@@ -117,7 +117,7 @@ impl<K: Copy + Eq + Hash, T: Clone> UnderWay<K, T> {
     /// Joins the fetch of `key`, if there is one.
     pub(super) fn join(&self, key: &K) -> Option<Flight<T>> {
         let known = self.by_key.get(key)?;
-        Some(Flight { task: known.task.upgrade()?, landed: known.landed.clone() })
+        Some(Flight { task: known.task.upgrade()?, result: known.result.clone() })
     }
 
     /// Whether there is a fetch of `key`.
@@ -162,44 +162,44 @@ mod tests {
     type Test = Flights<u32, u32>;
 
     fn start(flights: &Test, keys: &[u32]) -> (Flight<u32>, oneshot::Sender<u32>) {
-        let (land, landing) = oneshot::channel();
+        let (complete, completed) = oneshot::channel();
         let mut under_way = flights.lock();
-        let fetch = async move { landing.await.unwrap() };
-        (flights.start(&mut under_way, keys.to_vec(), fetch), land)
+        let fetch = async move { completed.await.unwrap() };
+        (flights.start(&mut under_way, keys.to_vec(), fetch), complete)
     }
 
     #[tokio::test]
     async fn all_readers_get_the_result_of_one_fetch() {
         let flights = Test::new(Arc::new(Background::start(0).unwrap()));
-        let (mut first, land) = start(&flights, &[1, 2]);
+        let (mut first, complete) = start(&flights, &[1, 2]);
         let mut second = flights.lock().join(&2).unwrap();
         assert!(flights.lock().join(&3).is_none());
-        land.send(7).unwrap();
-        assert_eq!((first.landed().await, second.landed().await), (Some(7), Some(7)));
+        complete.send(7).unwrap();
+        assert_eq!((first.result().await, second.result().await), (Some(7), Some(7)));
         assert!(flights.lock().by_key.is_empty(), "removed before the result is sent");
     }
 
     #[tokio::test]
     async fn a_fetch_is_cancelled_with_its_last_reader() {
         let flights = Test::new(Arc::new(Background::start(0).unwrap()));
-        let (first, mut land) = start(&flights, &[1]);
+        let (first, mut complete) = start(&flights, &[1]);
         let mut second = flights.lock().join(&1).unwrap();
         drop(first);
         tokio::task::yield_now().await;
-        assert!(!land.is_closed());
+        assert!(!complete.is_closed());
         let guard = second.guard();
         drop(second);
         tokio::task::yield_now().await;
-        assert!(!land.is_closed(), "a guard keeps it running");
+        assert!(!complete.is_closed(), "a guard keeps it running");
         second = flights.lock().join(&1).unwrap();
         drop(guard);
         drop(second);
         assert!(flights.lock().join(&1).is_none(), "another one may start now");
-        let (mut other, land_other) = start(&flights, &[1]);
-        land.closed().await;
+        let (mut other, complete_other) = start(&flights, &[1]);
+        complete.closed().await;
         assert!(flights.lock().has(&1), "the end of one does not remove the other");
-        land_other.send(8).unwrap();
-        assert_eq!(other.landed().await, Some(8));
+        complete_other.send(8).unwrap();
+        assert_eq!(other.result().await, Some(8));
     }
 
     #[tokio::test]
@@ -207,7 +207,7 @@ mod tests {
         let flights = Test::new(Arc::new(Background::start(0).unwrap()));
         let defect = async { panic!("a defect") };
         let mut flight = flights.start(&mut flights.lock(), vec![1], defect);
-        assert_eq!(flight.landed().await, None);
+        assert_eq!(flight.result().await, None);
         assert!(!flights.lock().has(&1));
     }
 }

@@ -75,13 +75,13 @@ impl Weighter<Key, Cached> for ByBytes {
 }
 
 /// The result of a GET, until all of its readers have taken it.
-struct Landed {
+struct FetchedParts {
     parts: Vec<(Key, Result<Cached, ObjectError>)>,
     /// Permits of the bound on bytes in flight.
     _permit: OwnedSemaphorePermit,
 }
 
-type Landing = Result<Arc<Landed>, ObjectError>;
+type FetchResult = Result<Arc<FetchedParts>, ObjectError>;
 
 /// What read-ahead was granted before it begins.
 struct ReadAheadGrant {
@@ -105,7 +105,7 @@ struct Core {
     /// read ahead.
     ahead_buffer: ReadAheadBuffer,
     disk: Option<DiskCache>,
-    flights: Flights<Key, Landing>,
+    flights: Flights<Key, FetchResult>,
     background: Arc<Background>,
     /// Permits for bytes in flight, in units of [`PERMIT_BYTES`]. First come, first served.
     permits: Arc<Semaphore>,
@@ -268,7 +268,7 @@ impl Objects {
                 }
             };
             match self.wait(&object.name, &mut flight, object.index_bytes, deadline).await {
-                Ok(Outcome::Ready(landed)) => match landed.part(key)? {
+                Ok(Outcome::Ready(fetched)) => match fetched.part(key)? {
                     Cached::Index(index) => {
                         return Ok(Outcome::Ready(StreamBlocks::new(index, stream)));
                     }
@@ -319,7 +319,7 @@ impl Objects {
                     core.numbers.hit();
                     core.wanted(Key::Block(object.id, block.position), decoded);
                 }
-                return Ok(Outcome::Ready(Run { blocks: found, _landed: None }));
+                return Ok(Outcome::Ready(Run { blocks: found, _fetched: None }));
             }
             let first = Key::Block(object.id, blocks[0].position);
             let mut flight = {
@@ -335,11 +335,11 @@ impl Objects {
             };
             let len_bytes = u64::from(blocks[0].len_bytes);
             match self.wait(&object.name, &mut flight, len_bytes, deadline).await {
-                Ok(Outcome::Ready(landed)) => {
+                Ok(Outcome::Ready(fetched)) => {
                     let mut run = Vec::new();
                     for block in blocks {
                         let key = Key::Block(object.id, block.position);
-                        match landed.part(key) {
+                        match fetched.part(key) {
                             Ok(Cached::Block(decoded)) => {
                                 core.numbers.miss();
                                 core.wanted(key, &decoded);
@@ -351,7 +351,7 @@ impl Objects {
                             _ => break,
                         }
                     }
-                    return Ok(Outcome::Ready(Run { blocks: run, _landed: Some(landed) }));
+                    return Ok(Outcome::Ready(Run { blocks: run, _fetched: Some(fetched) }));
                 }
                 Ok(Outcome::Deferred(guard)) => return Ok(Outcome::Deferred(guard)),
                 Err(error) if last_try => return Err(error),
@@ -366,21 +366,21 @@ impl Objects {
     async fn wait(
         &self,
         name: &str,
-        flight: &mut Flight<Landing>,
+        flight: &mut Flight<FetchResult>,
         len_bytes: u64,
         deadline: &mut Option<Deadline<'_>>,
-    ) -> Result<Outcome<Arc<Landed>>, ObjectError> {
+    ) -> Result<Outcome<Arc<FetchedParts>>, ObjectError> {
         let _waiting = self.core.numbers.waiting();
         let is_kept = len_bytes.saturating_mul(2) <= self.core.cache_bytes;
-        let landed = match deadline {
+        let result = match deadline {
             Some(deadline) if is_kept => tokio::select! {
                 biased;
-                landed = flight.landed() => landed,
+                result = flight.result() => result,
                 () = deadline => return Ok(Outcome::Deferred(flight.guard())),
             },
-            _ => flight.landed().await,
+            _ => flight.result().await,
         };
-        landed.unwrap_or_else(|| Err(ObjectError::defect(name))).map(Outcome::Ready)
+        result.unwrap_or_else(|| Err(ObjectError::defect(name))).map(Outcome::Ready)
     }
 
     /// Returns batches of `stream` that end after `from`, up to the budget, the reader's deadline,
@@ -443,7 +443,7 @@ impl Objects {
     pub(crate) fn missing(&self, range: &Range) -> ObjectError {
         let (position, (start, end)) = (range.object.index_position, (range.start, range.end));
         let reason =
-            format!("the index has nothing of {start}..{end}, where the catalog has records");
+            format!("the index has no batches in {start}..{end}, where the catalog has some");
         self.core.damaged(&range.object, Damage { position, reason })
     }
 
@@ -485,7 +485,7 @@ impl Objects {
         blocks: &[Block],
     ) -> (usize, Vec<impl Future<Output = ()> + use<>>) {
         let core = &self.core;
-        let mut flights: Vec<Flight<Landing>> = Vec::new();
+        let mut flights: Vec<Flight<FetchResult>> = Vec::new();
         let mut under_way = core.flights.lock();
         let mut next = 0;
         while let Some(first) = blocks.get(next) {
@@ -505,8 +505,9 @@ impl Objects {
             flights.push(core.flights.start(&mut under_way, keys(object.id, run), fetch));
             next += run.len();
         }
-        let landed = |mut flight: Flight<Landing>| async move { drop(flight.landed().await) };
-        (next, flights.into_iter().map(landed).collect())
+        let completed =
+            |mut flight: Flight<FetchResult>| async move { drop(flight.result().await) };
+        (next, flights.into_iter().map(completed).collect())
     }
 }
 
@@ -545,7 +546,7 @@ impl Core {
     /// disk does not wait for the object store.
     fn run(
         &self,
-        under_way: &UnderWay<Key, Landing>,
+        under_way: &UnderWay<Key, FetchResult>,
         object: &ObjectInfo,
         blocks: &[Block],
     ) -> usize {
@@ -567,10 +568,10 @@ impl Core {
     /// into the same GET.
     fn start(
         self: &Arc<Self>,
-        under_way: &mut UnderWay<Key, Landing>,
+        under_way: &mut UnderWay<Key, FetchResult>,
         object: &Arc<ObjectInfo>,
         blocks: &[Block],
-    ) -> Flight<Landing> {
+    ) -> Flight<FetchResult> {
         let run = self.run(under_way, object, blocks).max(1);
         let run = &blocks[..run];
         let fetch = self.clone().load(object.clone(), run.to_vec(), None);
@@ -611,7 +612,7 @@ impl Core {
     }
 }
 
-impl Landed {
+impl FetchedParts {
     fn part(&self, key: Key) -> Result<Cached, ObjectError> {
         let part = self.parts.iter().find(|(part, _)| *part == key);
         part.map_or_else(|| Err(ObjectError::defect("of another flight")), |(_, part)| part.clone())
@@ -621,7 +622,7 @@ impl Landed {
 /// Blocks that were read, and what holds their permits.
 struct Run {
     blocks: Vec<Arc<Decoded>>,
-    _landed: Option<Arc<Landed>>,
+    _fetched: Option<Arc<FetchedParts>>,
 }
 
 impl Part {

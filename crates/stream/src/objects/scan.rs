@@ -83,7 +83,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Whether the next block must be fetched first.
-    pub(crate) fn is_dry(&self) -> bool {
+    pub(crate) fn is_exhausted(&self) -> bool {
         self.span.is_empty() && !self.blocks.is_empty()
     }
 

@@ -144,7 +144,7 @@ mod tests {
     const FEW: Choice = Choice { fan_in: 3, least_bytes: 10, most_bytes: 40, at_a_time: 10 };
 
     /// Whether any run satisfies the choice, by a scan of each window.
-    fn is_there_any(tail: &Tail, left_out: &HashSet<ObjectId>) -> bool {
+    fn has_candidate(tail: &Tail, left_out: &HashSet<ObjectId>) -> bool {
         let all: Vec<&Range> = tail.ranges.iter().collect();
         let mut windows = (2..=FEW.at_a_time / 2).flat_map(|count| all.windows(count));
         windows.any(|window| {
@@ -224,7 +224,7 @@ mod tests {
                         }
                     }
                 }
-                assert!(!is_there_any(&tail, &left_out), "seed {seed}, step {step}");
+                assert!(!has_candidate(&tail, &left_out), "seed {seed}, step {step}");
                 checks += 1;
             }
         }

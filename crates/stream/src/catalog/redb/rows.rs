@@ -160,7 +160,8 @@ mod tests {
         assert_eq!(encode_incarnations(&incarnations), bytes);
         assert!(decode_incarnations(&bytes).is_ok_and(|decoded| decoded == incarnations));
         assert!([&bytes[..0], &bytes[..48]].iter().all(|cut| decode_incarnations(cut).is_err()));
-        let object = br#"{"id":1,"name":"a/b","size_bytes":2,"index_position":3,"index_bytes":4,"index_crc32c":5,"created_at_ms":6}"#;
+        let object = br#"{"id":1,"name":"a/b","size_bytes":2,"index_position":3,"index_bytes":4,
+            "index_crc32c":5,"created_at_ms":6}"#;
         assert!(
             decode_object(object)
                 .is_ok_and(|object| object.name == "a/b" && object.index_crc32c == 5)

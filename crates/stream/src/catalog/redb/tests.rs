@@ -23,7 +23,7 @@ fn conforms() {
 }
 
 #[test]
-fn other_users_of_the_machine_cannot_read_it() {
+fn other_users_of_the_machine_cannot_read_the_catalog() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalog");
     for _ in 0..2 {
@@ -35,7 +35,7 @@ fn other_users_of_the_machine_cannot_read_it() {
 }
 
 #[test]
-fn it_survives_reopening_and_is_open_once() {
+fn a_catalog_survives_reopening_and_is_open_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("catalog");
     let catalog = RedbCatalog::open(&path).unwrap();
@@ -81,7 +81,7 @@ impl StorageBackend for Failing {
 /// The reason why the store does not retry a commit: a database that has had one error returns only
 /// errors.
 #[test]
-fn after_an_error_it_accepts_nothing_until_it_is_reopened() {
+fn after_an_error_a_catalog_accepts_nothing_until_it_is_reopened() {
     let fails = Arc::new(AtomicBool::new(false));
     let inner = InMemoryBackend::new();
     let backend = Failing { inner, fails: fails.clone() };
@@ -98,7 +98,7 @@ fn after_an_error_it_accepts_nothing_until_it_is_reopened() {
     assert!(error.contains("re-open the database"), "{error}");
 }
 
-fn says_what_to_do(error: &CatalogError) -> bool {
+fn gives_advice(error: &CatalogError) -> bool {
     error.to_string().contains("Restore it from a copy")
 }
 
@@ -134,7 +134,7 @@ fn flipped_bits_are_detected() {
         assert!(opened.is_ok(), "a panic is not contained, byte {at}");
         let loaded = loaded.unwrap();
         if let Err(error) = &loaded {
-            assert!(says_what_to_do(error), "byte {at}: {error}");
+            assert!(gives_advice(error), "byte {at}: {error}");
         }
         // Otherwise it is in a page that is not in use any more, or in something that redb can do
         // without.
@@ -222,7 +222,7 @@ fn a_catalog_with_rows_missing_or_wrong_is_refused_with_advice() {
         for _ in 0..2 {
             let error = RedbCatalog::open(&path).and_then(|catalog| catalog.load()).unwrap_err();
             assert!(error.to_string().contains(named), "{named}: {error}");
-            assert!(says_what_to_do(&error), "{named}: {error}");
+            assert!(gives_advice(&error), "{named}: {error}");
         }
     }
 }
@@ -242,7 +242,7 @@ fn a_truncated_catalog_is_refused_with_advice() {
         std::fs::write(&path, &image[..len]).unwrap();
         match RedbCatalog::open(&path).and_then(|catalog| catalog.load()) {
             Ok(loaded) => assert_eq!(loaded, before, "{len} bytes"),
-            Err(error) => assert!(says_what_to_do(&error), "{len} bytes: {error}"),
+            Err(error) => assert!(gives_advice(&error), "{len} bytes: {error}"),
         }
     }
 }
@@ -344,8 +344,7 @@ fn the_stores_own_metadata_may_use_the_whole_reserve() {
     assert!(matches!(catalog.claim(&[own, put_meta(1, 5)]), Ok(Claim::None)));
 }
 
-/// There is nothing to lose yet: if the first start finds no space, the next one creates the
-/// catalog.
+/// A first start that finds no space loses nothing: the next one creates the catalog.
 #[test]
 fn a_catalog_that_found_no_space_is_created_later() {
     let directory = tempfile::tempdir().unwrap();

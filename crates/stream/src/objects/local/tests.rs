@@ -158,7 +158,7 @@ fn the_page_cache_serves_where_direct_writes_are_refused() {
     }
 }
 
-/// As if its file system was not mounted: the mount point is an empty directory.
+/// The file system is not mounted: its mount point is an empty directory.
 #[tokio::test]
 async fn nothing_is_read_or_written_in_a_replaced_directory() {
     let parent = tempfile::tempdir().unwrap();
@@ -217,7 +217,7 @@ async fn nothing_is_read_or_written_in_a_replaced_directory() {
     assert!(!path.join("streams").exists());
 }
 
-/// As a claim before objects are deleted does.
+/// A claim before objects are deleted must succeed on a full disk.
 #[tokio::test]
 async fn the_owner_object_is_written_on_a_full_disk() {
     let directory = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Cached, Core, Decoded, Key, Landed, Landing, ReadAheadGrant, span_bytes};
+use super::{Cached, Core, Decoded, FetchResult, FetchedParts, Key, ReadAheadGrant, span_bytes};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage};
 use crate::objects::get::{get, read_again};
@@ -20,7 +20,7 @@ const DECODE_INLINE_BYTES: usize = 2 << 20;
 
 impl Core {
     /// Loads the index of an object, from the disk cache or else from the object store.
-    pub(super) async fn load_index(self: Arc<Self>, object: Arc<ObjectInfo>) -> Landing {
+    pub(super) async fn load_index(self: Arc<Self>, object: Arc<ObjectInfo>) -> FetchResult {
         let _permit = self.acquire_memory(object.index_bytes).await;
         let key = Key::Index(object.id);
         let index = match self.index_on_disk(&object).await {
@@ -29,7 +29,7 @@ impl Core {
         };
         let index = Cached::Index(Arc::new(index));
         self.cache.insert(key, index.clone());
-        Ok(Arc::new(Landed { parts: vec![(key, Ok(index))], _permit }))
+        Ok(Arc::new(FetchedParts { parts: vec![(key, Ok(index))], _permit }))
     }
 
     async fn index_on_disk(&self, object: &Arc<ObjectInfo>) -> Option<Vec<Block>> {
@@ -68,7 +68,7 @@ impl Core {
         object: Arc<ObjectInfo>,
         blocks: Vec<Block>,
         grant: Option<ReadAheadGrant>,
-    ) -> Landing {
+    ) -> FetchResult {
         let ReadAheadGrant { permit: _permit, granted_bytes, ahead } = match grant {
             Some(grant) => grant,
             None => {
@@ -111,7 +111,7 @@ impl Core {
             // Decoding never waits; let other tasks use the thread.
             tokio::task::yield_now().await;
         }
-        Ok(Arc::new(Landed { parts, _permit }))
+        Ok(Arc::new(FetchedParts { parts, _permit }))
     }
 
     /// Returns the verified batches of those blocks that are in the disk cache.

@@ -91,8 +91,8 @@ async fn a_scan_does_not_flush_the_cache() {
     }
 }
 
-/// With many readers one takes long to come back: what was read ahead for it is still there,
-/// whatever was read meanwhile. After its first use it is treated like a block that was fetched.
+/// With many readers, much is read before one of them continues: what was read ahead for it must
+/// stay. After its first use it is treated like a block that was fetched.
 #[tokio::test]
 async fn blocks_read_ahead_stay_until_they_are_requested() {
     let objects = objects(64 << 20);
