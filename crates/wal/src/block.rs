@@ -125,7 +125,7 @@ impl Block {
 
     /// Number of the `rest_bytes` of a record that fit. With `complete`, the block may exceed its
     /// size if that completes the record.
-    pub(crate) fn room(&self, rest_bytes: u64, complete: bool) -> u64 {
+    pub(crate) fn fitting_bytes(&self, rest_bytes: u64, complete: bool) -> u64 {
         let len = self.len as u64;
         if complete && len + rest_bytes <= self.block_bytes + EXTRA_BYTES {
             return rest_bytes;
@@ -398,12 +398,12 @@ mod tests {
         let device = device();
         let block_bytes = u64::from(BLOCK);
         let mut block = open(&device, 0, &Tail::new(&[]));
-        assert_eq!(block.room(block_bytes + EXTRA_BYTES, true), block_bytes + EXTRA_BYTES);
-        assert_eq!(block.room(block_bytes + EXTRA_BYTES, false), block_bytes);
-        assert_eq!(block.room(block_bytes + EXTRA_BYTES + 1, true), block_bytes);
+        assert_eq!(block.fitting_bytes(block_bytes + EXTRA_BYTES, true), block_bytes + EXTRA_BYTES);
+        assert_eq!(block.fitting_bytes(block_bytes + EXTRA_BYTES, false), block_bytes);
+        assert_eq!(block.fitting_bytes(block_bytes + EXTRA_BYTES + 1, true), block_bytes);
         push(&mut block, &device, &vec![1; BLOCK as usize]);
         assert!(block.is_full());
-        assert_eq!((block.room(9, true), block.room(9, false)), (9, 0));
+        assert_eq!((block.fitting_bytes(9, true), block.fitting_bytes(9, false)), (9, 0));
         // The largest block, with the largest padding.
         push(&mut block, &device, &[1; EXTRA_BYTES as usize - 1]);
         assert_eq!(block.pad(), 1 + PAGE);

@@ -56,9 +56,9 @@ pub(crate) fn resize(
         .ok_or_else(|| blocked("it cannot be moved through free space alone"))?;
     // Persist the result of the walk first: damage may be proven only by a record behind the end,
     // where copies go.
-    let settled =
+    let recovered =
         HeaderInfo { epoch, epoch_start: end, durable: end, clean_shutdown: true, ..found.next() };
-    let settled = header::change(device, &found, newest, &settled)?;
+    let recovered = header::change(device, &found, newest, &recovered)?;
     for pages in moves {
         copy(device, found.ring(), to, pages)?;
     }
@@ -67,9 +67,9 @@ pub(crate) fn resize(
         capacity_bytes,
         origin_bytes: to.position(LogOffset(0)),
         window_bytes: found.window_bytes.min(page_floor(new_ring_bytes / 2)),
-        ..settled.next()
+        ..recovered.next()
     };
-    let resized = header::change(device, &settled, newest, &resized)?;
+    let resized = header::change(device, &recovered, newest, &resized)?;
     device.flush()?;
     Ok(resized)
 }

@@ -139,7 +139,7 @@ impl<'a> Tape<'a> {
         self.kept.push_back(chunk);
     }
 
-    fn place(&self, range: &Range<u64>) -> (DeviceOffset, usize) {
+    fn location(&self, range: &Range<u64>) -> (DeviceOffset, usize) {
         let at = self.ring.device_offset(LogOffset(range.start));
         let len = range.end - range.start;
         assert!(
@@ -150,7 +150,7 @@ impl<'a> Tape<'a> {
     }
 
     fn submit(&self, range: &Range<u64>) -> Receiver<ReadResult> {
-        let (at, len) = self.place(range);
+        let (at, len) = self.location(range);
         let (done, read) = sync_channel(1);
         let buf = self.device.alloc(len);
         self.device
@@ -161,7 +161,7 @@ impl<'a> Tape<'a> {
     /// Reads page by page a chunk that cannot be read as a whole, to lose only the unreadable
     /// pages.
     fn by_page(&self, range: Range<u64>) -> Chunk {
-        let (at, len) = self.place(&range);
+        let (at, len) = self.location(&range);
         let mut buf = AlignedBuf::zeroed(len);
         let mut bad = Vec::new();
         for page in (0..len).step_by(PAGE as usize) {

@@ -63,8 +63,8 @@ impl Cursors {
         page_floor(self.trim.0) + self.ring_bytes
     }
 
-    /// Whether a record that ends at `end`, and the padding that may follow it, fit.
-    pub(crate) fn admit(&self, end: LogOffset) -> Result<(), AppendError> {
+    /// Checks that a record that ends at `end` fits, with the padding that may follow it.
+    pub(crate) fn check_fits(&self, end: LogOffset) -> Result<(), AppendError> {
         let padded_end = end.0 + padding_len(end.0);
         let needed_bytes = padded_end - self.appended.0;
         let bound = page_floor(self.trim.0) + self.bound_bytes;
@@ -258,29 +258,32 @@ mod tests {
     #[test]
     fn the_window_and_the_ring_bound_appends_including_padding() {
         let mut cursors = new();
-        cursors.admit(LogOffset(WINDOW)).unwrap();
+        cursors.check_fits(LogOffset(WINDOW)).unwrap();
         assert!(
-            matches!(cursors.admit(LogOffset(WINDOW - 8)), Err(AppendError::WindowFull { .. })),
+            matches!(
+                cursors.check_fits(LogOffset(WINDOW - 8)),
+                Err(AppendError::WindowFull { .. })
+            ),
             "padding of 8 + 4096"
         );
-        cursors.admit(LogOffset(WINDOW - 32)).unwrap();
+        cursors.check_fits(LogOffset(WINDOW - 32)).unwrap();
         for step in 1..=2 {
             cursors.append(LogOffset(step * WINDOW));
             cursors.submit(LogOffset(step * WINDOW));
             cursors.complete(LogOffset(step * WINDOW));
         }
-        cursors.admit(LogOffset(RING)).unwrap();
+        cursors.check_fits(LogOffset(RING)).unwrap();
         assert!(matches!(
-            cursors.admit(LogOffset(RING + 32)),
+            cursors.check_fits(LogOffset(RING + 32)),
             Err(AppendError::OverCapacity { .. })
         ));
         cursors.trim_to(LogOffset(PAGE - 1));
         assert!(
-            cursors.admit(LogOffset(RING + 32)).is_err(),
+            cursors.check_fits(LogOffset(RING + 32)).is_err(),
             "the page of the trim offset is still in use"
         );
         cursors.trim_to(LogOffset(PAGE));
-        cursors.admit(LogOffset(RING + 32)).unwrap();
+        cursors.check_fits(LogOffset(RING + 32)).unwrap();
     }
 
     #[test]
@@ -298,9 +301,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is admitted keeps the order, and whatever is refused would have broken it.
+        /// Accepted appends keep the order of the cursors; refused ones would have broken it.
         #[test]
-        fn admission_is_exact(steps in prop::collection::vec((0u8..4, 1u64..20_000), 1..300)) {
+        fn appends_are_accepted_exactly_when_they_fit(steps in prop::collection::vec((0u8..4, 1u64..20_000), 1..300)) {
             let mut cursors = new();
             let mut blocks = std::collections::VecDeque::new();
             for (what, amount) in steps {
@@ -310,7 +313,7 @@ mod tests {
                         let padded = end.0 + padding_len(end.0);
                         let fits_ring = padded <= page_floor(cursors.trim().0) + RING;
                         let fits_window = padded <= cursors.durable().0 + WINDOW;
-                        match cursors.admit(end) {
+                        match cursors.check_fits(end) {
                             Ok(()) => {
                                 prop_assert!(fits_ring && fits_window);
                                 cursors.append(end);
@@ -362,14 +365,14 @@ mod tests {
                 match what {
                     0..=2 => {
                         let end = LogOffset(cursors.appended().0 + page_ceil(amount));
-                        let admitted = match cursors.admit(end) {
+                        let fits = match cursors.check_fits(end) {
                             Err(AppendError::WindowFull { needed_bytes, .. }) => {
                                 size.refused(&mut cursors, needed_bytes)
                             }
                             other => other.is_ok(),
                         };
-                        if admitted {
-                            prop_assert!(cursors.admit(end).is_ok());
+                        if fits {
+                            prop_assert!(cursors.check_fits(end).is_ok());
                             cursors.append(end);
                             cursors.submit(end);
                             size.appended(&cursors);

@@ -163,7 +163,7 @@ fn the_old_owner_stops_at_its_next_block() {
     assert_eq!(take_over(&second.power_cut()).1, b"axy");
 }
 
-/// Whatever the old owner had in flight, every acknowledged record is there, and nothing of its
+/// With any blocks of the old owner in flight, every acknowledged record is there, and none of its
 /// successor's is overwritten.
 #[test]
 fn in_flight_blocks_of_the_old_owner_are_refused() {

@@ -190,7 +190,7 @@ fn either_header_alone_is_enough() {
             assert_eq!(names(&records), [199], "slot at {slot}, bit {bit}");
             assert!(report.damage.is_empty());
             wal.append(&[b"next"]).unwrap().wait().unwrap();
-            assert_eq!(open(&cut.power_cut()).2.len(), 2, "and the opening has mended it");
+            assert_eq!(open(&cut.power_cut()).2.len(), 2, "the opening repaired the header");
         }
     }
 }

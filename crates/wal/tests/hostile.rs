@@ -1,5 +1,5 @@
-//! Forged images with valid checksums: whatever the bytes are, there is an answer, and nothing
-//! panics.
+//! Forged images with valid checksums: any bytes are opened or refused with an error, without a
+//! panic.
 
 mod common;
 

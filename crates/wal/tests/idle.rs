@@ -132,7 +132,7 @@ fn any_outcome_of_the_header_write_leaves_a_whole_log() {
     }
 }
 
-/// It may be in flight when the log closes, or a trim is requested.
+/// The header write may be in flight when the log closes or a trim is requested.
 #[test]
 fn a_close_and_a_trim_wait_for_persist_durable() {
     let disk = disk(1 << 20);

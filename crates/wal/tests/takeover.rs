@@ -222,7 +222,7 @@ fn the_first_owner_does_not_write_its_clean_header() {
     assert!(report.clean_shutdown && names(&records) == b"ax");
 }
 
-/// No waiter is left behind, whatever it waits for.
+/// Waiters of every kind are woken.
 #[test]
 fn all_waiters_are_woken_with_the_cause() {
     let disk = new_disk();
@@ -461,7 +461,7 @@ fn a_change_is_not_completed_over_a_successor() {
 
 /// An opening and a change of the header by the old owner (a check of two slots and a write,
 /// twice), in every interleaving. Either the opening is refused, or the old owner notices; and
-/// every record acknowledged by an admitted owner is there, whatever the other one still writes.
+/// every record acknowledged by an accepted owner is there, whatever the other one still writes.
 #[test]
 fn every_interleaving_has_one_owner() {
     let image = {

@@ -52,7 +52,7 @@ impl State {
         let record_bytes = RECORD_HEADER_BYTES as u64 + u64::from(payload_len);
         let offset = self.cursors.appended();
         let end = LogOffset(offset.0 + record_bytes);
-        if let Err(refused) = self.cursors.admit(end) {
+        if let Err(refused) = self.cursors.check_fits(end) {
             let fits = match refused {
                 AppendError::WindowFull { needed_bytes, .. } => {
                     self.window.refused(&mut self.cursors, needed_bytes)
@@ -113,8 +113,8 @@ impl State {
             let block = self.current.get_or_insert_with(|| {
                 Block::open(device, shared.options.block_bytes, at, record.offset, &self.tail)
             });
-            let room = block.room(record.end.0 - at.0, record.complete) as usize;
-            let next = len.min(done + room);
+            let fitting = block.fitting_bytes(record.end.0 - at.0, record.complete) as usize;
+            let next = len.min(done + fitting);
             block.push(device, piece, done..next);
             at.0 += (next - done) as u64;
             done = next;
@@ -123,7 +123,7 @@ impl State {
                 block.end_record();
                 self.cursors.append(record.end);
             }
-            if block.is_full() && (rest == 0 || block.room(rest, record.complete) == 0) {
+            if block.is_full() && (rest == 0 || block.fitting_bytes(rest, record.complete) == 0) {
                 self.seal();
             }
         }

@@ -237,17 +237,17 @@ mod tests {
             let live = start..end.div_ceil(PAGE).max(start);
             let first = position(from, start);
             let fits = first + (live.end - live.start) * PAGE <= from.bytes().min(new * PAGE);
-            let room = cursors.padded_end() <= start * PAGE + new * PAGE;
+            let has_space = cursors.padded_end() <= start * PAGE + new * PAGE;
             match place(from, new * PAGE, &cursors) {
                 Some(to) if trim < end => {
-                    prop_assert!(fits && room);
+                    prop_assert!(fits && has_space);
                     prop_assert_eq!(to.bytes(), new * PAGE);
                     for page in live {
                         prop_assert_eq!(position(from, page), position(to, page));
                     }
                 }
                 Some(to) => prop_assert_eq!(to.bytes(), new * PAGE),
-                None => prop_assert!(!room || !fits && trim < end),
+                None => prop_assert!(!has_space || !fits && trim < end),
             }
         }
 
@@ -268,7 +268,7 @@ mod tests {
             while place(from, new * PAGE, &cursors).is_none() {
                 prop_assert!(trim < until, "no ring at {trim}, expected by {until}");
                 // Fill the log as far as possible, then trim.
-                while cursors.admit(LogOffset(cursors.appended().0 + PAGE)).is_ok() {
+                while cursors.check_fits(LogOffset(cursors.appended().0 + PAGE)).is_ok() {
                     let end = LogOffset(cursors.appended().0 + PAGE);
                     cursors.append(end);
                     cursors.submit(end);
