@@ -17,7 +17,7 @@ use crate::claim::Claim;
 
 /// The key of every owner: `ALLUVWAL`, which `sg_persist` and `nvme` print in hexadecimal as
 /// 414c4c555657414c. All owners use the same key so that a successor knows its predecessor's; the
-/// device tells them apart by host.
+/// device distinguishes them by host.
 pub(crate) const KEY: u64 = u64::from_be_bytes(*b"ALLUVWAL");
 
 /// Retries for "unit attention": a device reports each action of another host once, instead of
@@ -65,21 +65,21 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
     };
     // Register as new first: replacing an existing key could break other software on this host that
     // depends on it.
-    match insist(|| device.register(0, KEY)) {
-        Err(Refusal::Conflict) => insist(|| device.register(KEY, KEY)),
+    match retry_attention(|| device.register(0, KEY)) {
+        Err(Refusal::Conflict) => retry_attention(|| device.register(KEY, KEY)),
         answer => answer,
     }
     .map_err(failed("REGISTER"))?;
-    match insist(|| device.reserve(KEY)) {
+    match retry_attention(|| device.reserve(KEY)) {
         Ok(()) | Err(Refusal::Conflict) => {}
         Err(refusal) => return Err(failed("RESERVE")(refusal)),
     }
     // Preempt even without a predecessor, so that a device that cannot do it is detected now and
     // not when it is needed.
-    match insist(|| device.preempt(KEY)) {
+    match retry_attention(|| device.preempt(KEY)) {
         Ok(()) | Err(Refusal::Conflict) => {}
         Err(refusal) => {
-            if let Err(left) = insist(|| device.register(KEY, 0)) {
+            if let Err(left) = retry_attention(|| device.register(KEY, 0)) {
                 tracing::warn!("{name}: it may stay reserved for this host: {left:?}");
             }
             return Err(failed("PREEMPT AND ABORT")(refusal));
@@ -87,7 +87,7 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
     }
     // The reservation may be held under another key. In that case the preemption has cancelled our
     // own registration, and still returned success.
-    insist(|| device.reserve(KEY)).map_err(|refusal| match refusal {
+    retry_attention(|| device.reserve(KEY)).map_err(|refusal| match refusal {
         Refusal::Conflict | Refusal::Status(_) => ReserveError::Held { device: name.into() },
         refusal => failed("RESERVE")(refusal),
     })
@@ -95,7 +95,7 @@ pub(crate) fn acquire(device: &impl Reservations, name: &str) -> Result<(), Rese
 
 /// Repeats a command that was not executed because the device had a unit attention to report. Each
 /// of the commands can safely be sent twice.
-fn insist(command: impl Fn() -> Result<(), Refusal>) -> Result<(), Refusal> {
+fn retry_attention(command: impl Fn() -> Result<(), Refusal>) -> Result<(), Refusal> {
     let mut answer = command();
     for _ in 0..ATTENTIONS {
         if !matches!(answer, Err(Refusal::Status(_))) {
@@ -198,7 +198,7 @@ impl Kernel<'_> {
         // that belong to them.
         let answered = unsafe { rustix::ioctl::ioctl(self.0.fd().as_fd(), command) };
         match answered {
-            Ok(answer) => understand(answer),
+            Ok(answer) => interpret(answer),
             Err(errno) => Err(Refusal::System(errno)),
         }
     }
@@ -207,7 +207,7 @@ impl Kernel<'_> {
 /// Interprets the kernel's answer where it is not an error number but the device's status. Since
 /// Linux 6.3 it is an `enum pr_status`; before that, the driver's status: for a SCSI disk in the
 /// lowest byte, for NVMe type and code in the lowest 11 bits.
-fn understand(answer: IoctlOutput) -> Result<(), Refusal> {
+fn interpret(answer: IoctlOutput) -> Result<(), Refusal> {
     const SCSI_RESERVATION_CONFLICT: i32 = 0x18;
     const NVME_RESERVATION_CONFLICT: i32 = 0x83;
     if answer == 0 {
@@ -272,15 +272,15 @@ mod tests {
 
     #[test]
     fn a_conflict_is_distinguished_from_other_answers() {
-        assert_eq!(understand(0), Ok(()));
+        assert_eq!(interpret(0), Ok(()));
         // SCSI, from Linux 6.1 and from later versions; NVMe, with and without "do not retry".
         for conflict in [0x118, 0x18, 0x83, 0x4083] {
-            assert_eq!(understand(conflict), Err(Refusal::Conflict), "{conflict:#x}");
+            assert_eq!(interpret(conflict), Err(Refusal::Conflict), "{conflict:#x}");
         }
         // Check condition; a path that failed; an unknown NVMe command.
         for other in [0x402, 2, 0xe_0001, 0x4001] {
             let status = other as u32;
-            assert_eq!(understand(other), Err(Refusal::Status(status)), "{other:#x}");
+            assert_eq!(interpret(other), Err(Refusal::Status(status)), "{other:#x}");
         }
     }
 

@@ -39,17 +39,17 @@ fn write(page: u64) -> Request {
 
 /// Collects the results of completions, and waits for them.
 #[derive(Default)]
-struct Said {
+struct Reported {
     results: Mutex<Vec<Result<(), DeviceError>>>,
     more: Condvar,
 }
 
-impl Said {
+impl Reported {
     fn completion(self: &Arc<Self>) -> Completion {
-        let said = self.clone();
+        let reported = self.clone();
         Box::new(move |result| {
-            said.results.lock().push(result.map(drop));
-            said.more.notify_all();
+            reported.results.lock().push(result.map(drop));
+            reported.more.notify_all();
         })
     }
 
@@ -199,28 +199,28 @@ fn threads(fd: OwnedFd, workers: usize) -> Threads {
 #[test]
 fn the_thread_engine_completes_all_and_drops_when_it_is_idle() {
     loom::model(|| {
-        let (engine, said) = (Arc::new(threads(file(true), 2)), Arc::new(Said::default()));
+        let (engine, reported) = (Arc::new(threads(file(true), 2)), Arc::new(Reported::default()));
         let submitter = {
-            let (engine, said) = (engine.clone(), said.clone());
-            thread::spawn(move || engine.submit(write(1), said.completion()))
+            let (engine, reported) = (engine.clone(), reported.clone());
+            thread::spawn(move || engine.submit(write(1), reported.completion()))
         };
-        engine.submit(write(2), said.completion());
+        engine.submit(write(2), reported.completion());
         submitter.join().unwrap();
         drop(engine); // joins the workers
-        assert_eq!(said.results.lock().iter().filter(|result| result.is_ok()).count(), 2);
+        assert_eq!(reported.results.lock().iter().filter(|result| result.is_ok()).count(), 2);
     });
 }
 
 #[test]
 fn all_failures_report_the_first_cause_and_no_write_follows_it() {
     loom::model(|| {
-        let (engine, said) = (threads(file(false), 2), Arc::new(Said::default()));
-        engine.submit(write(1), said.completion());
-        engine.submit(write(2), said.completion());
-        let first = said.wait_for(1).remove(0).expect_err("the file is open for reading only");
+        let (engine, reported) = (threads(file(false), 2), Arc::new(Reported::default()));
+        engine.submit(write(1), reported.completion());
+        engine.submit(write(2), reported.completion());
+        let first = reported.wait_for(1).remove(0).expect_err("the file is open for reading only");
         assert_eq!(engine.failure().unwrap().at, first.at);
-        engine.submit(write(3), said.completion());
-        for result in said.wait_for(3) {
+        engine.submit(write(3), reported.completion());
+        for result in reported.wait_for(3) {
             assert_eq!(result.unwrap_err().at, first.at);
         }
     });
@@ -230,19 +230,19 @@ fn all_failures_report_the_first_cause_and_no_write_follows_it() {
 #[test]
 fn a_request_submitted_after_a_visible_failure_is_refused() {
     loom::model(|| {
-        let (core, said) = (Arc::new(core()), Arc::new(Said::default()));
-        let failing = core.accept(write(1), said.completion());
+        let (core, reported) = (Arc::new(core()), Arc::new(Reported::default()));
+        let failing = core.accept(write(1), reported.completion());
         let thread = {
             let core = core.clone();
             thread::spawn(move || core.finish(failing, Err(Errno::IO.into())))
         };
         let other: Job = core.accept(write(2), Box::new(|_| ()));
         core.finish(other, Ok(()));
-        let first = said.wait_for(1).remove(0).unwrap_err();
-        let late = core.accept(write(3), said.completion());
+        let first = reported.wait_for(1).remove(0).unwrap_err();
+        let late = core.accept(write(3), reported.completion());
         assert!(core.refusal(&late).is_some());
         core.finish(late, Ok(()));
-        assert_eq!(said.wait_for(2)[1].as_ref().unwrap_err().at, first.at);
+        assert_eq!(reported.wait_for(2)[1].as_ref().unwrap_err().at, first.at);
         thread.join().unwrap();
     });
 }
@@ -275,15 +275,15 @@ fn a_slot_has_one_owner_and_returns_to_the_pool() {
 #[test]
 fn a_stepper_executes_requests_unless_held_and_stops() {
     loom::model(|| {
-        let (disk, said) = (SimDisk::new(SimOptions::default()), Arc::new(Said::default()));
+        let (disk, reported) = (SimDisk::new(SimOptions::default()), Arc::new(Reported::default()));
         let stepper = Stepper::start(disk.clone());
         stepper.hold(true);
-        disk.submit(write(1), said.completion());
-        assert!(said.results.lock().is_empty());
+        disk.submit(write(1), reported.completion());
+        assert!(reported.results.lock().is_empty());
         stepper.hold(false);
-        assert!(said.wait_for(1)[0].is_ok());
-        disk.submit(write(2), said.completion());
+        assert!(reported.wait_for(1)[0].is_ok());
+        disk.submit(write(2), reported.completion());
         drop(stepper);
-        assert!(said.results.lock()[1].is_ok());
+        assert!(reported.results.lock()[1].is_ok());
     });
 }

@@ -42,7 +42,7 @@ impl Reservation {
     }
 
     /// Reports a pending unit attention to `host`, once.
-    fn attend(&mut self, host: &Arc<Core>) -> Result<(), Refusal> {
+    fn report_attention(&mut self, host: &Arc<Core>) -> Result<(), Refusal> {
         match self.attention.iter().position(|of| Arc::ptr_eq(of, host)) {
             Some(at) => {
                 self.attention.swap_remove(at);
@@ -132,7 +132,7 @@ impl SimDisk {
         }
         match &mut state.reservation {
             Some(reservation) => {
-                reservation.attend(&self.0.core)?;
+                reservation.report_attention(&self.0.core)?;
                 command(reservation, &self.0.core)
             }
             None => Err(Refusal::Status(UNKNOWN_COMMAND)),
