@@ -27,7 +27,8 @@ struct Cli {
     /// Introduce a defect, which the campaign must find: `trusted-cache`, `no-flush-at-open`,
     /// `volatile-headers`, `one-header-slot`, `early-completion`, `volatile-copies`,
     /// `unsaid-growth`, `blind-owner`, `blind-opening` or `open-fence`.
-    #[arg(long = "break", value_name = "MUTATION", default_value = "sound", value_parser = mutation)]
+    #[arg(long = "break", value_name = "MUTATION")]
+    #[arg(default_value = "sound", value_parser = mutation)]
     mutation: Mutation,
 }
 

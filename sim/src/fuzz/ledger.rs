@@ -92,7 +92,7 @@ impl Ledger {
     }
 
     /// Records a requested trim. Returns false if an earlier one went further.
-    pub(super) fn ask_trim(&mut self, to: u64) -> bool {
+    pub(super) fn request_trim(&mut self, to: u64) -> bool {
         let further = to > self.trim_asked;
         self.trim_asked = self.trim_asked.max(to);
         further

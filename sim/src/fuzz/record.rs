@@ -109,7 +109,7 @@ impl Image {
 
     /// Puts a record that may be wrong in one or several ways.
     fn record(&mut self, x: u64, input: &mut Input<'_>) -> u64 {
-        let room = self.header.limit().saturating_sub(x + HEADER);
+        let space = self.header.limit().saturating_sub(x + HEADER);
         let padding = input.once_in(4);
         let boundary = (x + HEADER).next_multiple_of(PAGE) - (x + HEADER);
         let len = match (padding, input.u8() % 4) {
@@ -119,7 +119,7 @@ impl Image {
             (false, 1) => input.below(self.header.ring()),
             (false, _) => input.u8().into(),
         };
-        let len = len.min(room);
+        let len = len.min(space);
         let mut payload = vec![input.u8(); len as usize];
         if !padding {
             let bytes = input.u8() as usize % 64;

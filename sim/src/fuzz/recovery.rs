@@ -90,7 +90,7 @@ impl<'a> History<'a> {
 
     fn run(&mut self) -> Result<(), String> {
         loop {
-            if self.headers_gone() {
+            if self.headers_are_lost() {
                 // The opening need only return.
                 drop(Wal::open(self.disk.device(), &self.options(), None, &mut |_| Ok(())));
                 return Ok(());
@@ -137,7 +137,7 @@ impl<'a> History<'a> {
 
     /// Whether damage to the headers excuses everything: both slots are hit, or one is a copy of
     /// the other, which is refused.
-    fn headers_gone(&self) -> bool {
+    fn headers_are_lost(&self) -> bool {
         let inspected = Wal::inspect(&self.disk.device());
         let conflict = matches!(inspected, Err(OpenError::HeaderConflict { .. }));
         let hit = self.slots_hit;
@@ -332,7 +332,7 @@ impl<'a> History<'a> {
             return;
         }
         let to = bounds[self.input.below(bounds.len() as u64) as usize];
-        if self.ledger.ask_trim(to) {
+        if self.ledger.request_trim(to) {
             self.trace(|| format!("trim to {to}"));
             drop(wal.trim(..LogOffset(to)));
         }
