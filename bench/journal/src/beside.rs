@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::Options;
 use crate::engine::Result;
-use crate::race::{check_room, remove};
+use crate::race::{check_space, remove};
 use crate::system;
 
 use load::{Row, Setting};
@@ -25,7 +25,7 @@ const MIB: u64 = 1 << 20;
 impl Setting {
     fn of(options: &Options) -> Self {
         let bytes_per_second = options.rate * MIB;
-        match options.is_whole() {
+        match options.is_measurement() {
             // Small journals, so that one after the other is compacted, compressed or evicted
             // within seconds.
             true => Self {
@@ -54,7 +54,7 @@ struct Line<'a> {
 
 pub fn run(options: &Options) -> Result<()> {
     let setting = Setting::of(options);
-    check_room(&options.dir, setting.disk_bytes(), "use fewer --seconds or another --dir")?;
+    check_space(&options.dir, setting.disk_bytes(), "use fewer --seconds or another --dir")?;
     fs::create_dir_all(&options.out)?;
     let rounds = options.rounds();
     let mut results = Results { setting, rounds, rows: Vec::new(), failures: Vec::new() };

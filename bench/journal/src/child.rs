@@ -132,7 +132,7 @@ pub fn run(spec: &Spec) -> Result<()> {
     engines::with(spec.engine, Race { spec })
 }
 
-fn tell(message: &Message) -> Result<()> {
+fn send(message: &Message) -> Result<()> {
     println!("{}", serde_json::to_string(message)?);
     Ok(())
 }
@@ -167,7 +167,7 @@ impl Visit for Race<'_> {
             }
             let (row, puts) = measure(&store, spec, *workload, least)?;
             user_bytes += puts * ENTRY_BYTES;
-            tell(&Message::Row(row.clone()))?;
+            send(&Message::Row(row.clone()))?;
             if workload.fills() && row.is_cut {
                 is_full = false;
                 break;
@@ -192,7 +192,7 @@ impl Visit for Race<'_> {
         } else {
             None
         };
-        tell(&Message::Store(Store {
+        send(&Message::Store(Store {
             plan: spec.plan,
             disk_bytes,
             user_bytes,
@@ -247,7 +247,7 @@ fn reopen<E: Engine>(setup: &Setup, least: Option<u8>) -> Result<(f64, Option<f6
         for _ in 0..LOOKED_FOR {
             let number = random.below(setup.entries);
             session.get(&key(number), |value| {
-                found += u32::from(Values::are(value, number, least));
+                found += u32::from(Values::matches(value, number, least));
             })?;
         }
         kept = Some(f64::from(found) / f64::from(LOOKED_FOR));
@@ -267,26 +267,26 @@ struct Job<'a> {
 }
 
 /// The results of one thread.
-struct Taken {
+struct ThreadResult {
     started: Instant,
     ended: Instant,
     cpu: Duration,
     operations: u64,
     puts: u64,
-    seen: Seen,
+    counts: ReadCounts,
     latencies: Histogram<u64>,
     is_cut: bool,
 }
 
 /// The results of reads.
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct ReadCounts {
     right: u64,
     wrong: u64,
 }
 
-impl Seen {
-    fn see(&mut self, is_right: bool) {
+impl ReadCounts {
+    fn count(&mut self, is_right: bool) {
         self.right += u64::from(is_right);
         self.wrong += u64::from(!is_right);
     }
@@ -317,11 +317,11 @@ fn measure<E: Engine>(store: &E, spec: &Spec, workload: Workload, least: u8) -> 
                 scope.spawn(move || one_thread(store, job, thread, progress, barrier))
             })
             .collect();
-        let mut told = Instant::now();
+        let mut last_report = Instant::now();
         while !running.iter().all(thread::ScopedJoinHandle::is_finished) {
             thread::sleep(POLL_EVERY);
-            if told.elapsed() >= PROGRESS_EVERY {
-                told = Instant::now();
+            if last_report.elapsed() >= PROGRESS_EVERY {
+                last_report = Instant::now();
                 let done: u64 = progress.iter().map(|done| done.load(Ordering::Relaxed)).sum();
                 eprintln!("    {}: {done} operations", workload.text());
             }
@@ -329,11 +329,11 @@ fn measure<E: Engine>(store: &E, spec: &Spec, workload: Workload, least: u8) -> 
         running
             .into_iter()
             .map(|thread| thread.join().expect("a workload does not panic"))
-            .collect::<Result<Vec<Taken>>>()
+            .collect::<Result<Vec<ThreadResult>>>()
     })?;
     let resident = system::resident()?;
     if workload.writes() || workload == Workload::Mixed {
-        system::settle();
+        system::wait_until_idle();
     }
     let process_cpu = system::process_cpu() - process_before;
     let puts = taken.iter().map(|it| it.puts).sum();
@@ -343,7 +343,7 @@ fn measure<E: Engine>(store: &E, spec: &Spec, workload: Workload, least: u8) -> 
 fn row(
     spec: &Spec,
     workload: Workload,
-    taken: &[Taken],
+    taken: &[ThreadResult],
     process_cpu: Duration,
     resident: system::Resident,
 ) -> Row {
@@ -353,7 +353,7 @@ fn row(
     let ended = taken.iter().map(|it| it.ended).max();
     let wall = ended.zip(started).map_or(Duration::ZERO, |(ended, started)| ended - started);
     let cpu: Duration = taken.iter().map(|it| it.cpu).sum();
-    let right: u64 = taken.iter().map(|it| it.seen.right).sum();
+    let right: u64 = taken.iter().map(|it| it.counts.right).sum();
     let is_cut = taken.iter().any(|it| it.is_cut);
     let wanted = match workload {
         Workload::Readmissing => 0,
@@ -370,7 +370,7 @@ fn row(
         workload,
         operations,
         found: if wanted == 0 { 1.0 } else { right as f64 / wanted as f64 },
-        wrong: taken.iter().map(|it| it.seen.wrong).sum(),
+        wrong: taken.iter().map(|it| it.counts.wrong).sum(),
         wall_us: per_operation(wall),
         cpu_us: per_operation(cpu),
         process_cpu_us: per_operation(process_cpu),
@@ -387,7 +387,7 @@ fn one_thread<E: Engine>(
     thread: u64,
     progress: &AtomicU64,
     barrier: &Barrier,
-) -> Result<Taken> {
+) -> Result<ThreadResult> {
     let session = store.session();
     let share = job.spec.entries / job.spec.threads;
     // Created before the time starts.
@@ -403,19 +403,19 @@ fn one_thread<E: Engine>(
     let mut session = session?;
     puts.sampler.begin(job.limit);
     let (started, cpu) = (Instant::now(), system::thread_cpu());
-    let mut seen = Seen::default();
+    let mut counts = ReadCounts::default();
     let mut extra_puts = 0;
     if job.workload.writes() {
         session.fill(&mut puts)?;
     } else {
         let sampler = &mut puts.sampler;
-        (seen, extra_puts) = read(&mut session, job, thread, share, sampler, &mut mixed)?;
+        (counts, extra_puts) = read(&mut session, job, thread, share, sampler, &mut mixed)?;
     }
     let (ended, cpu) = (Instant::now(), system::thread_cpu() - cpu);
     drop(session);
     let Sampler { latencies, operations, is_over, .. } = puts.sampler;
     let puts = if job.workload.writes() { operations } else { extra_puts };
-    Ok(Taken { started, ended, cpu, operations, puts, seen, latencies, is_cut: is_over })
+    Ok(ThreadResult { started, ended, cpu, operations, puts, counts, latencies, is_cut: is_over })
 }
 
 /// Runs the workloads that read; returns the results and the number of puts.
@@ -426,11 +426,11 @@ fn read(
     share: u64,
     sampler: &mut Sampler<'_>,
     values: &mut Values,
-) -> Result<(Seen, u64)> {
+) -> Result<(ReadCounts, u64)> {
     let (entries, least) = (job.spec.entries, job.least);
     // Different keys in each workload: what one has read must not be cached for the next.
     let mut random = Random::new(1000 * (job.workload as u64 + 1) + thread);
-    let mut seen = Seen::default();
+    let mut counts = ReadCounts::default();
     let mut puts = 0;
     match job.workload {
         Workload::Readseq => session.scan(|key, value| {
@@ -439,12 +439,12 @@ fn read(
             }
             let number =
                 key.first_chunk::<8>().map_or(u64::MAX, |bytes| u64::from_be_bytes(*bytes));
-            seen.see(Values::are(value, number, least));
+            counts.count(Values::matches(value, number, least));
             true
         })?,
         Workload::Readmissing => {
             while sampler.operations < share && sampler.tick(1) {
-                session.get(&missing(random.below(entries)), |_| seen.see(false))?;
+                session.get(&missing(random.below(entries)), |_| counts.count(false))?;
             }
         }
         Workload::Getmany => {
@@ -456,7 +456,7 @@ fn read(
                     *key_of = key(*number);
                 }
                 session.get_many(&keys, |at, value| {
-                    seen.see(Values::are(value, numbers[at], least));
+                    counts.count(Values::matches(value, numbers[at], least));
                 })?;
             }
         }
@@ -470,7 +470,7 @@ fn read(
                     puts += 1;
                 } else {
                     session.get(&key(number), |value| {
-                        seen.see(Values::are(value, number, least));
+                        counts.count(Values::matches(value, number, least));
                     })?;
                 }
             }
@@ -478,11 +478,13 @@ fn read(
         _ => {
             while sampler.operations < share && sampler.tick(1) {
                 let number = random.below(entries);
-                session.get(&key(number), |value| seen.see(Values::are(value, number, least)))?;
+                session.get(&key(number), |value| {
+                    counts.count(Values::matches(value, number, least))
+                })?;
             }
         }
     }
-    Ok((seen, puts))
+    Ok((counts, puts))
 }
 
 #[cfg(test)]
@@ -529,8 +531,7 @@ mod tests {
         };
         let line = serde_json::to_string(&Message::Store(store)).unwrap();
         assert!(line.starts_with(r#"{"kind":"store","plan":"random","#), "{line}");
-        assert!(
-            matches!(serde_json::from_str(&line), Ok(Message::Store(store)) if store.kept == Some(1.0))
-        );
+        let Ok(Message::Store(store)) = serde_json::from_str(&line) else { panic!("{line}") };
+        assert_eq!(store.kept, Some(1.0));
     }
 }

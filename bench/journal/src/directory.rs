@@ -1,5 +1,5 @@
 //! Compares the index of the journal cache with concurrent maps from 128 bits to 32, which is what
-//! a place in a journal takes: decision 0013.
+//! a position in a journal takes: decision 0013.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::process::{Command, Stdio};
@@ -199,12 +199,12 @@ pub fn run(options: &Options) -> Result<()> {
     let head = vec!["threads", "map", "us/put", "us/get, present", "us/get, absent", "bytes/entry"];
     let mut lines = Vec::new();
     for threads in threads {
-        let mut told: Vec<(Name, Figures)> = Vec::new();
+        let mut results: Vec<(Name, Figures)> = Vec::new();
         for _ in 0..options.rounds() {
             for name in ALL {
                 let name_of = name.to_possible_value().expect("none is hidden");
-                if options.is_whole() {
-                    system::forget_memory();
+                if options.is_measurement() {
+                    system::wait_for_memory_reporting();
                 }
                 let output = Command::new(std::env::current_exe()?)
                     .args(["--index-child", name_of.get_name()])
@@ -215,12 +215,12 @@ pub fn run(options: &Options) -> Result<()> {
                 if !output.status.success() {
                     return Err(format!("{}: {}", name.text(), output.status).into());
                 }
-                told.push((name, serde_json::from_slice(&output.stdout)?));
+                results.push((name, serde_json::from_slice(&output.stdout)?));
             }
         }
         for name in ALL {
             let cell = |figure: fn(&Figures) -> f64, digits: usize| {
-                let mine = told.iter().filter(|(of, _)| *of == name).map(|(_, all)| figure(all));
+                let mine = results.iter().filter(|(of, _)| *of == name).map(|(_, all)| figure(all));
                 median(mine).map_or_else(|| "-".into(), |value| format!("{value:.digits$}"))
             };
             lines.push(Line::Cells(vec![

@@ -9,7 +9,7 @@ pub type Error = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Converts an engine's error to its text: some of them cannot be sent to another thread.
-pub fn told(error: impl Display) -> Error {
+pub fn to_error(error: impl Display) -> Error {
     error.to_string().into()
 }
 

@@ -95,29 +95,30 @@ mod tests {
                 session.put(&key(number), values.draw(number, 2))?;
             }
             drop(session);
-            see_all::<E>(&store)?;
+            check_all::<E>(&store)?;
             store.close()?;
             let store = E::open(self.0)?;
-            see_all::<E>(&store)?;
+            check_all::<E>(&store)?;
             store.close()
         }
     }
 
-    fn see_all<E: Engine>(store: &E) -> Result<()> {
+    fn check_all<E: Engine>(store: &E) -> Result<()> {
         let mut session = store.session()?;
         let mut seen = 0;
         for number in 0..500 {
-            session.get(&key(number), |value| seen += u32::from(Values::are(value, number, 2)))?;
+            session
+                .get(&key(number), |value| seen += u32::from(Values::matches(value, number, 2)))?;
             session.get(&missing(number), |_| panic!("{number} was never put"))?;
         }
         assert_eq!(seen, 500);
         let keys: Vec<_> = (0..32).map(|n| if n % 2 == 0 { key(n) } else { missing(n) }).collect();
-        let mut places = Vec::new();
+        let mut found = Vec::new();
         session.get_many(&keys, |at, value| {
-            assert!(Values::are(value, at as u64, 2));
-            places.push(at);
+            assert!(Values::matches(value, at as u64, 2));
+            found.push(at);
         })?;
-        assert_eq!(places, (0..32).step_by(2).collect::<Vec<_>>());
+        assert_eq!(found, (0..32).step_by(2).collect::<Vec<_>>());
         if E::SCANS {
             let mut scanned = Vec::new();
             session.scan(|key, value| {

@@ -141,7 +141,7 @@ fn run(options: &Options) -> Result<()> {
         return directory::run(options);
     }
     if !options.report.is_empty() {
-        let results = saved::together(&options.report)?;
+        let results = saved::combine(&options.report)?;
         std::fs::create_dir_all(&options.out)?;
         return report::write(&results, &options.out, options.plots.as_deref());
     }

@@ -23,7 +23,7 @@ use crate::{Data, Options};
 
 const MIB: u64 = 1 << 20;
 /// The number of entries from which a run is a measurement.
-const WHOLE: u64 = 1_000_000;
+const LEAST_MEASURED: u64 = 1_000_000;
 /// The memory of an in-memory index for each key: 16 bytes with the slack of a hash table. Every
 /// engine gets it on top of its memory.
 const INDEX_BYTES_PER_KEY: u64 = 32;
@@ -87,9 +87,9 @@ struct Race<'a> {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let is_whole = options.is_whole();
+    let is_measurement = options.is_measurement();
     let threads = match &options.threads[..] {
-        [] if is_whole => vec![1, 2],
+        [] if is_measurement => vec![1, 2],
         [] => vec![1],
         threads => threads.to_vec(),
     };
@@ -108,7 +108,7 @@ pub fn run(options: &Options) -> Result<()> {
         })
         .collect();
     let needed_bytes = FREE * options.data_bytes();
-    check_room(&options.dir, needed_bytes, "use fewer entries or another --dir")?;
+    check_space(&options.dir, needed_bytes, "use fewer entries or another --dir")?;
     fs::create_dir_all(&options.out)?;
     let mut race = Race {
         options,
@@ -166,12 +166,12 @@ pub fn run(options: &Options) -> Result<()> {
     // Created by this program, and empty by now.
     let _ = fs::remove_dir(&options.dir);
     // A trial does not justify a plot.
-    let plots = options.plots.as_deref().filter(|_| is_whole);
+    let plots = options.plots.as_deref().filter(|_| is_measurement);
     report::write(&results, &options.out, plots)
 }
 
 /// Creates the directory and checks that it is empty and has enough space.
-pub fn check_room(dir: &Path, needed_bytes: u64, help: &str) -> Result<()> {
+pub fn check_space(dir: &Path, needed_bytes: u64, help: &str) -> Result<()> {
     fs::create_dir_all(dir)?;
     if fs::read_dir(dir)?.next().is_some() {
         let dir = dir.display();
@@ -193,12 +193,12 @@ pub fn check_room(dir: &Path, needed_bytes: u64, help: &str) -> Result<()> {
 
 impl Options {
     /// Returns whether this is a measurement, and not a trial of the bench.
-    pub fn is_whole(&self) -> bool {
-        self.entries >= WHOLE
+    pub fn is_measurement(&self) -> bool {
+        self.entries >= LEAST_MEASURED
     }
 
     pub fn rounds(&self) -> u32 {
-        self.rounds.unwrap_or(if self.is_whole() { 3 } else { 1 })
+        self.rounds.unwrap_or(if self.is_measurement() { 3 } else { 1 })
     }
 
     fn data_bytes(&self) -> u64 {
@@ -263,7 +263,7 @@ impl Race<'_> {
                 "all figures include about {put:.3} us of harness for a put, {read:.3} us for a \
                  read"
             ),
-            match system::gives_memory_back() {
+            match system::reports_free_memory() {
                 true => "the kernel can give free memory back to a host: there is a pause before \
                     each store, so that all begin with memory that the host has to find and \
                     clear"
@@ -285,7 +285,7 @@ impl Race<'_> {
             large_bytes: options.memory_bytes(true),
             seconds: options.seconds,
             is_bounded: self.unbounded.is_none(),
-            has_pauses: system::gives_memory_back() && options.is_whole(),
+            has_pauses: system::reports_free_memory() && options.is_measurement(),
         }
     }
 
@@ -346,8 +346,8 @@ impl Race<'_> {
         let spec = Spec { group: group.as_ref().map(path), ..spec.clone() };
         // Dirty pages of the previous child must not be written while this one is measured.
         system::sync(&self.options.dir)?;
-        if self.options.is_whole() {
-            system::forget_memory();
+        if self.options.is_measurement() {
+            system::wait_for_memory_reporting();
         }
         let mut child = Command::new(std::env::current_exe()?)
             .arg("--child")
@@ -403,7 +403,7 @@ fn harness() -> (f64, f64) {
     let before = system::thread_cpu();
     while sampler.operations < TRIES && sampler.tick(1) {
         let number = random.below(TRIES);
-        black_box((key(number), Values::are(black_box(&value), number, 1)));
+        black_box((key(number), Values::matches(black_box(&value), number, 1)));
     }
     (put, us(before))
 }

@@ -159,20 +159,20 @@ impl Results {
 /// A target, and whether it is met.
 pub struct Judged {
     pub name: String,
-    pub told: String,
+    pub detail: String,
     pub is_met: bool,
 }
 
 impl Judged {
     pub fn line(&self) -> String {
         let met = if self.is_met { "met" } else { "missed" };
-        format!("bar: {met}: {}: {}", self.name, self.told)
+        format!("bar: {met}: {}: {}", self.name, self.detail)
     }
 }
 
 fn most(name: String, value: f64, unit: &str, most: f64) -> Judged {
-    let told = format!("{value:.3} {unit}, target at most {most}");
-    Judged { name, told, is_met: value <= most }
+    let detail = format!("{value:.3} {unit}, target at most {most}");
+    Judged { name, detail, is_met: value <= most }
 }
 
 /// Returns the targets of a workload.
@@ -182,15 +182,19 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
     }
     let name = |what: &str| format!("{}, {}, {what}", scene(of), workload.text());
     let Some(ours) = results.of(of, OURS, workload, |row| row.wall_us) else {
-        return vec![Judged { name: name("done"), told: "it was not done".into(), is_met: false }];
+        return vec![Judged {
+            name: name("done"),
+            detail: "it was not done".into(),
+            is_met: false,
+        }];
     };
     let mut judged = Vec::new();
     if !results.has_done(of, OURS, workload) {
         let found = results.of(of, OURS, workload, |row| row.found).unwrap_or(0.0);
         let wrong: u64 = results.rows(of, OURS, workload).map(|row| row.wrong).sum();
-        let told =
+        let detail =
             format!("it found {:.1}% of the present keys, and {wrong} wrong values", found * 100.0);
-        judged.push(Judged { name: name("all found"), told, is_met: false });
+        judged.push(Judged { name: name("all found"), detail, is_met: false });
     }
     let factor = match workload {
         Workload::Readseq => Some(MOST_READSEQ),
@@ -202,7 +206,7 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
         judged.push(match results.best_other(of, workload) {
             Some((engine, theirs)) => Judged {
                 name: name(what),
-                told: format!(
+                detail: format!(
                     "{ours:.3} us; the best of the others is {}, {theirs:.3}",
                     engine.text()
                 ),
@@ -210,7 +214,7 @@ fn judge(results: &Results, of: Scene, workload: Workload) -> Vec<Judged> {
             },
             None => Judged {
                 name: name(what),
-                told: format!("{ours:.3} us; no other engine has done it"),
+                detail: format!("{ours:.3} us; no other engine has done it"),
                 is_met: false,
             },
         });
@@ -584,7 +588,7 @@ mod tests {
         let alone = vec![outcome(Name::Journal, read, 0.7, 1.0)];
         assert_eq!(judged(&results(alone.clone()), read), [false, true], "nothing is shown");
         let asked = Results { engines: vec![Name::Journal], ..results(alone) };
-        assert_eq!(judged(&asked, read), [true], "nobody else was to");
+        assert_eq!(judged(&asked, read), [true], "no other engine was to run");
     }
 
     #[test]

@@ -52,11 +52,11 @@ impl Log {
         let about = About { settings, notes: notes.to_vec(), failures: Vec::new() };
         let outcomes = File::create(directory.join(OUTCOMES))?;
         let log = Self { directory: directory.to_owned(), outcomes, about };
-        log.tell_about()?;
+        log.write_about()?;
         Ok(log)
     }
 
-    fn tell_about(&self) -> Result<()> {
+    fn write_about(&self) -> Result<()> {
         Ok(fs::write(self.directory.join(ABOUT), serde_json::to_string_pretty(&self.about)?)?)
     }
 
@@ -66,7 +66,7 @@ impl Log {
 
     pub fn failure(&mut self, what: &str) -> Result<()> {
         self.about.failures.push(what.to_owned());
-        self.tell_about()
+        self.write_about()
     }
 }
 
@@ -74,7 +74,7 @@ impl Log {
 ///
 /// # Errors
 /// A file cannot be read, or the settings are not the same.
-pub fn together(directories: &[PathBuf]) -> Result<Results> {
+pub fn combine(directories: &[PathBuf]) -> Result<Results> {
     let mut settings: Option<(Settings, &Path)> = None;
     let (mut outcomes, mut notes, mut failures) = (Vec::new(), Vec::new(), Vec::new());
     for directory in directories {
@@ -147,14 +147,14 @@ mod tests {
         let paths: Vec<PathBuf> = directories.iter().map(|it| it.path().to_owned()).collect();
         run(&paths[0], SETTINGS, Name::Lmdb, 2);
         run(&paths[1], SETTINGS, Name::Journal, 1);
-        let results = together(&paths).unwrap();
+        let results = combine(&paths).unwrap();
         assert_eq!(results.engines, [Name::Journal, Name::Lmdb]);
         let threads: Vec<u64> = results.scenes.iter().map(|scene| scene.threads).collect();
         assert_eq!((threads, results.outcomes.len()), (vec![1, 2], 2));
         assert_eq!((results.notes.len(), results.failures.len()), (2, 2));
         run(&paths[1], Settings { seconds: 1, ..SETTINGS }, Name::Journal, 1);
-        let error = together(&paths).err().unwrap().to_string();
+        let error = combine(&paths).err().unwrap().to_string();
         assert!(error.contains("were not measured alike"), "{error}");
-        assert!(together(&[]).is_err());
+        assert!(combine(&[]).is_err());
     }
 }

@@ -68,14 +68,14 @@ const GIVEN_BACK_WITHIN: Duration = Duration::from_secs(10);
 /// seconds after it was freed (free page reporting). A process that is given such memory again
 /// waits for the host to find and clear it, which takes some twenty times as long as for memory
 /// that was freed recently: so a process that starts right after another one has an advantage.
-pub fn gives_memory_back() -> bool {
+pub fn reports_free_memory() -> bool {
     Path::new("/sys/module/page_reporting").exists()
 }
 
 /// Waits until the memory of the previous process is given back, so that all start with the same
 /// conditions.
-pub fn forget_memory() {
-    if gives_memory_back() {
+pub fn wait_for_memory_reporting() {
+    if reports_free_memory() {
         thread::sleep(GIVEN_BACK_WITHIN);
     }
 }
@@ -101,7 +101,7 @@ const QUIET_LIMIT: Duration = Duration::from_secs(60);
 
 /// Waits until the engine's own threads are idle, for a minute at most: its deferred work belongs
 /// to it, and not to what is measured next.
-pub fn settle() {
+pub fn wait_until_idle() {
     let until = Instant::now() + QUIET_LIMIT;
     loop {
         let before = process_cpu();

@@ -27,7 +27,7 @@ pub enum Workload {
     Readseq,
     /// Put all keys once in a random order, into an empty store.
     Fillrandom,
-    /// Put all keys once more in another order.
+    /// Put all keys again, in another order.
     Overwrite,
     /// Read as many random keys.
     Readrandom,
@@ -130,7 +130,7 @@ impl Values {
     }
 
     /// Returns whether this is a value of that key, of this generation or a later one.
-    pub fn are(value: &[u8], number: u64, generation: u8) -> bool {
+    pub fn matches(value: &[u8], number: u64, generation: u8) -> bool {
         value.len() == VALUE_BYTES
             && value[..NUMBER_BYTES] == number.to_le_bytes()
             && value[NUMBER_BYTES] >= generation
@@ -156,8 +156,8 @@ impl Order {
 
     /// Returns the number at this position. Each step is a bijection on the numbers of that many
     /// bits, and so is iterating until the number is in range.
-    pub fn at(&self, place: u64) -> u64 {
-        let mut number = place;
+    pub fn at(&self, position: u64) -> u64 {
+        let mut number = position;
         loop {
             for multiplier in [0xbf58_476d_1ce4_e5b9_u64, 0x94d0_49bb_1331_11eb] {
                 number = (number ^ self.seed).wrapping_mul(multiplier) & self.mask;
@@ -303,9 +303,9 @@ mod tests {
     fn values_identify_their_keys() {
         let mut values = Values::new(1);
         let value = values.draw(7, 2).to_vec();
-        assert!(Values::are(&value, 7, 1) && Values::are(&value, 7, 2));
-        assert!(!Values::are(&value, 8, 2) && !Values::are(&value, 7, 3));
-        assert!(!Values::are(&value[..99], 7, 2));
+        assert!(Values::matches(&value, 7, 1) && Values::matches(&value, 7, 2));
+        assert!(!Values::matches(&value, 8, 2) && !Values::matches(&value, 7, 3));
+        assert!(!Values::matches(&value[..99], 7, 2));
         assert_ne!(values.draw(7, 2), value, "another part of the sample");
     }
 
@@ -314,7 +314,7 @@ mod tests {
         for count in [1, 2, 3, 17, 1000, 1024, 4097] {
             for seed in 0..3 {
                 let order = Order::new(count, seed);
-                let mut seen: Vec<u64> = (0..count).map(|place| order.at(place)).collect();
+                let mut seen: Vec<u64> = (0..count).map(|position| order.at(position)).collect();
                 let neighbours = seen.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count();
                 assert!(count < 1000 || neighbours < 50, "{neighbours} of {count}");
                 seen.sort_unstable();
@@ -332,7 +332,7 @@ mod tests {
             let mut puts = Puts::new(Workload::Fillrandom, 100, thread, 3, sampler);
             while let Some((key, value)) = puts.draw() {
                 let number = u64::from_be_bytes(key[..8].try_into().unwrap());
-                assert!(Values::are(value, number, 1));
+                assert!(Values::matches(value, number, 1));
                 keys.push(number);
             }
             assert!(!puts.sampler.is_over);

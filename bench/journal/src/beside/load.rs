@@ -110,11 +110,11 @@ pub struct Work {
 
 impl Work {
     fn between(before: &Stats, after: &Stats, journal_records: u64) -> Self {
-        let settled = |stats: &Stats| stats.evicted + stats.kept;
+        let processed = |stats: &Stats| stats.evicted + stats.kept;
         Self {
             compacted: after.compacted - before.compacted,
             compressed: after.compressed.saturating_sub(before.compressed) as u64,
-            evicted: (settled(after) - settled(before)) as f64 / journal_records as f64,
+            evicted: (processed(after) - processed(before)) as f64 / journal_records as f64,
             promoted: after.promoted - before.promoted,
         }
     }
@@ -160,26 +160,26 @@ pub struct Row {
 }
 
 /// The results of a reader.
-struct Seen {
+struct ReaderResults {
     reads: u64,
     latencies: Histogram<u64>,
     /// Number of keys whose location was checked, and of those on disk.
-    looked_at: u64,
+    checked: u64,
     on_disk: u64,
     wrong: u64,
     missing: u64,
 }
 
-impl Seen {
+impl ReaderResults {
     fn new() -> Self {
-        Self { reads: 0, latencies: latencies(), looked_at: 0, on_disk: 0, wrong: 0, missing: 0 }
+        Self { reads: 0, latencies: latencies(), checked: 0, on_disk: 0, wrong: 0, missing: 0 }
     }
 
     #[inline]
-    fn see(&mut self, value: Option<&[u8]>, number: u64) {
+    fn count(&mut self, value: Option<&[u8]>, number: u64) {
         self.reads += 1;
         match value {
-            Some(value) => self.wrong += u64::from(!Values::are(value, number, GENERATION)),
+            Some(value) => self.wrong += u64::from(!Values::matches(value, number, GENERATION)),
             None => self.missing += 1,
         }
     }
@@ -199,7 +199,7 @@ struct Load<'a> {
 pub fn run(scenario: Scenario, setting: &Setting, path: &Path) -> Result<Vec<Row>> {
     let cache = filled(scenario, setting, path)?;
     // Deferred work of the fill is not part of the measurement.
-    system::settle();
+    system::wait_until_idle();
     let rows = Load::new(&cache, scenario, setting).measure()?;
     cache.close()?;
     Ok(rows)
@@ -306,23 +306,23 @@ impl<'a> Load<'a> {
         read(self.setting.lead)?;
         let before = self.cache.stats();
         let began = Instant::now();
-        let seen = read(self.setting.time)?;
+        let results = read(self.setting.time)?;
         let seconds = began.elapsed().as_secs_f64();
         let after = self.cache.stats();
-        let quantile = |at| seen.latencies.value_at_quantile(at) as f64 / 1e3;
+        let quantile = |at| results.latencies.value_at_quantile(at) as f64 / 1e3;
         Ok(Row {
             reads,
             scenario: self.scenario,
             seconds,
-            reads_per_second: seen.reads as f64 / seconds,
-            timed: seen.latencies.len(),
+            reads_per_second: results.reads as f64 / seconds,
+            timed: results.latencies.len(),
             p50_us: quantile(0.5),
             p99_us: quantile(0.99),
             p999_us: quantile(0.999),
-            longest_us: seen.latencies.max() as f64 / 1e3,
-            on_disk: seen.on_disk as f64 / seen.looked_at.max(1) as f64,
-            wrong: seen.wrong,
-            missing: seen.missing,
+            longest_us: results.latencies.max() as f64 / 1e3,
+            on_disk: results.on_disk as f64 / results.checked.max(1) as f64,
+            wrong: results.wrong,
+            missing: results.missing,
             work: Work::between(&before, &after, self.journal_records),
             put_bytes_per_second: (after.user_bytes - before.user_bytes) as f64 / seconds,
             stalls: after.stalls - before.stalls,
@@ -341,39 +341,39 @@ impl<'a> Load<'a> {
     }
 
     /// Reads the keys that were put last.
-    fn read_memory(&self, time: Duration) -> Result<Seen> {
+    fn read_memory(&self, time: Duration) -> Result<ReaderResults> {
         let hot = HOT * self.journal_records;
         let mut random = Random::new(3);
-        let mut seen = Seen::new();
+        let mut results = ReaderResults::new();
         let until = Instant::now() + time;
         loop {
             for _ in 1..TIMED {
                 let number = self.put_before(random.below(hot));
-                seen.see(self.cache.get(&key(number))?.as_deref(), number);
+                results.count(self.cache.get(&key(number))?.as_deref(), number);
             }
             let number = self.put_before(random.below(hot));
             let key = key(number);
             let began = Instant::now();
             let value = self.cache.get(&key)?;
             let ended = Instant::now();
-            record(&mut seen.latencies, ended - began);
-            seen.see(value.as_deref(), number);
+            record(&mut results.latencies, ended - began);
+            results.count(value.as_deref(), number);
             // Not before: the record would then be in the processor's cache.
-            seen.looked_at += 1;
-            seen.on_disk += u64::from(matches!(self.cache.try_get(&key)?, Lookup::OnDisk));
+            results.checked += 1;
+            results.on_disk += u64::from(matches!(self.cache.try_get(&key)?, Lookup::OnDisk));
             if ended >= until {
-                return Ok(seen);
+                return Ok(results);
             }
         }
     }
 
     /// Reads keys whose records are on disk; `number_of` returns the key that was put some puts
     /// ago.
-    fn read_disk(&self, time: Duration, number_of: impl Fn(u64) -> u64) -> Result<Seen> {
+    fn read_disk(&self, time: Duration, number_of: impl Fn(u64) -> u64) -> Result<ReaderResults> {
         let memory = IN_MEMORY * self.journal_records;
         let cold = COLD.start * self.journal_records..COLD.end * self.journal_records;
         let mut random = Random::new(4);
-        let mut seen = Seen::new();
+        let mut results = ReaderResults::new();
         let until = Instant::now() + time;
         loop {
             for _ in 0..BETWEEN {
@@ -383,20 +383,20 @@ impl<'a> Load<'a> {
             }
             let number = number_of(cold.start + random.below(cold.end - cold.start));
             let key = key(number);
-            seen.looked_at += 1;
+            results.checked += 1;
             match self.cache.try_get(&key)? {
                 Lookup::OnDisk => {
-                    seen.on_disk += 1;
+                    results.on_disk += 1;
                     let began = Instant::now();
                     let value = self.cache.get(&key)?;
-                    record(&mut seen.latencies, began.elapsed());
-                    seen.see(value.as_deref(), number);
+                    record(&mut results.latencies, began.elapsed());
+                    results.count(value.as_deref(), number);
                 }
                 Lookup::Found(..) => {}
-                Lookup::Absent => seen.missing += 1,
+                Lookup::Absent => results.missing += 1,
             }
             if Instant::now() >= until {
-                return Ok(seen);
+                return Ok(results);
             }
         }
     }
@@ -428,7 +428,7 @@ mod tests {
         }
         assert_eq!(cache.stats().journals, 1, "they fit");
         load.put(load.journal_records, &mut values).unwrap();
-        assert_eq!(cache.stats().journals, 2, "and there is no room for another one");
+        assert_eq!(cache.stats().journals, 2, "one more needs a second journal");
         cache.close().unwrap();
     }
 
@@ -455,15 +455,15 @@ mod tests {
                 thread::sleep(Duration::from_millis(1));
             }
             let ages = COLD.start * load.journal_records..COLD.end * load.journal_records;
-            let (mut looked_at, mut on_disk) = (0, 0);
+            let (mut checked, mut on_disk) = (0, 0);
             for age in ages.step_by(97) {
                 let found = cache.try_get(&key(load.put_before(age))).unwrap();
                 assert!(!matches!(found, Lookup::Absent), "{}: {age}", scenario.text());
-                looked_at += 1;
+                checked += 1;
                 on_disk += u32::from(matches!(found, Lookup::OnDisk));
             }
             // Whichever journals are in memory, they are a minority.
-            assert!(on_disk * 4 > looked_at, "{}: {on_disk} of {looked_at}", scenario.text());
+            assert!(on_disk * 4 > checked, "{}: {on_disk} of {checked}", scenario.text());
             let rows = load.measure().unwrap();
             let reads: Vec<Reads> = rows.iter().map(|row| row.reads).collect();
             assert_eq!(reads, scenario.reads());

@@ -131,16 +131,16 @@ fn judge(results: &Results, reads: Reads) -> Vec<Judged> {
             let fault = fault(reads, reads.without(), &without)?;
             Some(format!("without it, {fault}"))
         });
-        if let Some(told) = fault {
-            return Judged { name, told, is_met: false };
+        if let Some(detail) = fault {
+            return Judged { name, detail, is_met: false };
         }
         let p99 = |rows: &[&Row]| figure(rows, |row| row.p99_us);
         let (with_us, without_us) = (p99(&beside), p99(&without));
-        let told = format!(
+        let detail = format!(
             "{with_us:.2} us, {:.2} times {without_us:.2} without, target at most {MOST_TIMES}",
             with_us / without_us
         );
-        Judged { name, told, is_met: with_us <= without_us * MOST_TIMES }
+        Judged { name, detail, is_met: with_us <= without_us * MOST_TIMES }
     };
     let others = SCENARIOS.into_iter().filter(|scenario| !scenario.is_quiet());
     others.filter(|scenario| scenario.reads().contains(&reads)).map(judge_one).collect()

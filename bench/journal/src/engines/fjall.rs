@@ -3,7 +3,7 @@
 use fjall::config::CompressionPolicy;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
-use crate::engine::{Engine, Result, Session, Setup, told};
+use crate::engine::{Engine, Result, Session, Setup, to_error};
 use crate::workload::Key;
 
 pub struct Fjall {
@@ -27,7 +27,7 @@ impl Engine for Fjall {
             .cache_size(cache)
             .manual_journal_persist(true)
             .open()
-            .map_err(told)?;
+            .map_err(to_error)?;
         let memtable = setup.write_buffer_bytes().min(MAX_MEMTABLE_BYTES) as u64;
         let options = || {
             KeyspaceCreateOptions::default()
@@ -35,7 +35,7 @@ impl Engine for Fjall {
                 .max_memtable_size(memtable)
                 .data_block_compression_policy(CompressionPolicy::disabled())
         };
-        let entries = database.keyspace("bench", options).map_err(told)?;
+        let entries = database.keyspace("bench", options).map_err(to_error)?;
         Ok(Self { database, entries })
     }
 
@@ -44,17 +44,17 @@ impl Engine for Fjall {
     }
 
     fn close(self) -> Result<()> {
-        self.database.persist(PersistMode::Buffer).map_err(told)
+        self.database.persist(PersistMode::Buffer).map_err(to_error)
     }
 }
 
 impl Session for &Fjall {
     fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
-        self.entries.insert(&key[..], value).map_err(told)
+        self.entries.insert(&key[..], value).map_err(to_error)
     }
 
     fn get(&mut self, key: &Key, see: impl FnOnce(&[u8])) -> Result<()> {
-        if let Some(value) = self.entries.get(key).map_err(told)? {
+        if let Some(value) = self.entries.get(key).map_err(to_error)? {
             see(&value);
         }
         Ok(())
@@ -62,7 +62,7 @@ impl Session for &Fjall {
 
     fn scan(&mut self, mut see: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
         for entry in self.entries.iter() {
-            let (key, value) = entry.into_inner().map_err(told)?;
+            let (key, value) = entry.into_inner().map_err(to_error)?;
             if !see(&key, &value) {
                 break;
             }

@@ -9,7 +9,7 @@ use foyer::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-use crate::engine::{Engine, Result, Session, Setup, told};
+use crate::engine::{Engine, Result, Session, Setup, to_error};
 use crate::workload::Key;
 
 pub struct Foyer {
@@ -37,7 +37,7 @@ impl Engine for Foyer {
         let device = FsDeviceBuilder::new(&setup.path)
             .with_capacity(usize::try_from(setup.disk_bytes)?)
             .build()
-            .map_err(told)?;
+            .map_err(to_error)?;
         let buffers = usize::try_from(buffers)?;
         let blocks = BlockEngineConfig::<u128, Vec<u8>, HybridCacheProperties>::new(device)
             .with_buffer_pool_size(buffers)
@@ -51,7 +51,7 @@ impl Engine for Foyer {
             .with_io_engine_config(PsyncIoEngineConfig::new())
             .with_engine_config(blocks)
             .build();
-        let cache = runtime.block_on(building).map_err(told)?;
+        let cache = runtime.block_on(building).map_err(to_error)?;
         Ok(Self { cache, runtime })
     }
 
@@ -60,7 +60,7 @@ impl Engine for Foyer {
     }
 
     fn close(self) -> Result<()> {
-        self.runtime.block_on(self.cache.close()).map_err(told)
+        self.runtime.block_on(self.cache.close()).map_err(to_error)
     }
 }
 
@@ -73,7 +73,7 @@ impl Session for &Foyer {
     fn get(&mut self, key: &Key, see: impl FnOnce(&[u8])) -> Result<()> {
         let found = match self.cache.get(&u128::from_be_bytes(*key)).try_unwrap() {
             Ok(entry) => Some(entry),
-            Err(reading) => self.runtime.block_on(reading).map_err(told)?,
+            Err(reading) => self.runtime.block_on(reading).map_err(to_error)?,
         };
         if let Some(entry) = found {
             see(entry.value().as_slice());

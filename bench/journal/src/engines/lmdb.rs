@@ -3,7 +3,7 @@
 use heed::types::Bytes;
 use heed::{Database, Env, EnvFlags, EnvOpenOptions, RoTxn, WithTls};
 
-use crate::engine::{Engine, Result, Session, Setup, told};
+use crate::engine::{Engine, Result, Session, Setup, to_error};
 use crate::workload::{Key, Puts};
 
 pub struct Lmdb {
@@ -35,10 +35,10 @@ impl Engine for Lmdb {
         unsafe { options.flags(flags) };
         // SAFETY: the directory belongs to this bench, is on a local disk, and is open in one
         // process.
-        let env = unsafe { options.open(&setup.path) }.map_err(told)?;
-        let mut transaction = env.write_txn().map_err(told)?;
-        let entries = env.create_database(&mut transaction, None).map_err(told)?;
-        transaction.commit().map_err(told)?;
+        let env = unsafe { options.open(&setup.path) }.map_err(to_error)?;
+        let mut transaction = env.write_txn().map_err(to_error)?;
+        let entries = env.create_database(&mut transaction, None).map_err(to_error)?;
+        transaction.commit().map_err(to_error)?;
         Ok(Self { env, entries, batch: setup.batch })
     }
 
@@ -61,7 +61,7 @@ pub struct LmdbSession<'a> {
 impl<'a> LmdbSession<'a> {
     fn reading(&mut self) -> Result<&RoTxn<'a, WithTls>> {
         if self.reading.is_none() {
-            self.reading = Some(self.lmdb.env.read_txn().map_err(told)?);
+            self.reading = Some(self.lmdb.env.read_txn().map_err(to_error)?);
         }
         Ok(self.reading.as_ref().expect("begun above"))
     }
@@ -70,31 +70,31 @@ impl<'a> LmdbSession<'a> {
 impl Session for LmdbSession<'_> {
     fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
         self.reading = None;
-        let mut transaction = self.lmdb.env.write_txn().map_err(told)?;
-        self.lmdb.entries.put(&mut transaction, &key[..], value).map_err(told)?;
-        transaction.commit().map_err(told)
+        let mut transaction = self.lmdb.env.write_txn().map_err(to_error)?;
+        self.lmdb.entries.put(&mut transaction, &key[..], value).map_err(to_error)?;
+        transaction.commit().map_err(to_error)
     }
 
     fn fill(&mut self, puts: &mut Puts<'_>) -> Result<()> {
         self.reading = None;
         let mut has_more = true;
         while has_more {
-            let mut transaction = self.lmdb.env.write_txn().map_err(told)?;
+            let mut transaction = self.lmdb.env.write_txn().map_err(to_error)?;
             for _ in 0..self.lmdb.batch {
                 let Some((key, value)) = puts.draw() else {
                     has_more = false;
                     break;
                 };
-                self.lmdb.entries.put(&mut transaction, &key[..], value).map_err(told)?;
+                self.lmdb.entries.put(&mut transaction, &key[..], value).map_err(to_error)?;
             }
-            transaction.commit().map_err(told)?;
+            transaction.commit().map_err(to_error)?;
         }
         Ok(())
     }
 
     fn get(&mut self, key: &Key, see: impl FnOnce(&[u8])) -> Result<()> {
         let entries = self.lmdb.entries;
-        if let Some(value) = entries.get(self.reading()?, &key[..]).map_err(told)? {
+        if let Some(value) = entries.get(self.reading()?, &key[..]).map_err(to_error)? {
             see(value);
         }
         Ok(())
@@ -102,8 +102,8 @@ impl Session for LmdbSession<'_> {
 
     fn scan(&mut self, mut see: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
         let entries = self.lmdb.entries;
-        for entry in entries.iter(self.reading()?).map_err(told)? {
-            let (key, value) = entry.map_err(told)?;
+        for entry in entries.iter(self.reading()?).map_err(to_error)? {
+            let (key, value) = entry.map_err(to_error)?;
             if !see(key, value) {
                 break;
             }

@@ -10,7 +10,7 @@ use redb::{
     TableDefinition, WriteTransaction,
 };
 
-use crate::engine::{Engine, Result, Session, Setup, told};
+use crate::engine::{Engine, Result, Session, Setup, to_error};
 use crate::workload::{Key, Puts};
 
 const ENTRIES: TableDefinition<'static, &'static [u8; 16], &'static [u8]> =
@@ -54,11 +54,11 @@ pub struct Redb {
 impl Redb {
     /// Begins the next write transaction.
     fn begin(&self) -> Result<WriteTransaction> {
-        let mut transaction = self.database.begin_write().map_err(told)?;
+        let mut transaction = self.database.begin_write().map_err(to_error)?;
         let number = self.transactions.fetch_add(1, Ordering::Relaxed);
         let is_for_good = number.is_multiple_of(TRANSACTIONS_PER_COMMIT);
         let durability = if is_for_good { Durability::Immediate } else { Durability::None };
-        transaction.set_durability(durability).map_err(told)?;
+        transaction.set_durability(durability).map_err(to_error)?;
         Ok(transaction)
     }
 }
@@ -74,12 +74,12 @@ impl Engine for Redb {
         let database = Builder::new()
             .set_cache_size(usize::try_from(setup.memory_bytes)?)
             .create_with_backend(NoSync(file))
-            .map_err(told)?;
+            .map_err(to_error)?;
         let redb = Self { database, transactions: AtomicU64::new(0), batch: setup.batch };
         let transaction = redb.begin()?;
         // Opening it creates it.
-        drop(transaction.open_table(ENTRIES).map_err(told)?);
-        transaction.commit().map_err(told)?;
+        drop(transaction.open_table(ENTRIES).map_err(to_error)?);
+        transaction.commit().map_err(to_error)?;
         Ok(redb)
     }
 
@@ -90,7 +90,7 @@ impl Engine for Redb {
     fn close(self) -> Result<()> {
         // It makes the preceding transactions durable.
         self.transactions.store(0, Ordering::Relaxed);
-        self.begin()?.commit().map_err(told)
+        self.begin()?.commit().map_err(to_error)
     }
 }
 
@@ -103,8 +103,8 @@ pub struct RedbSession<'a> {
 impl RedbSession<'_> {
     fn entries(&mut self) -> Result<&ReadOnlyTable<&'static [u8; 16], &'static [u8]>> {
         if self.reading.is_none() {
-            let transaction = self.redb.database.begin_read().map_err(told)?;
-            self.reading = Some(transaction.open_table(ENTRIES).map_err(told)?);
+            let transaction = self.redb.database.begin_read().map_err(to_error)?;
+            self.reading = Some(transaction.open_table(ENTRIES).map_err(to_error)?);
         }
         Ok(self.reading.as_ref().expect("opened above"))
     }
@@ -114,8 +114,8 @@ impl Session for RedbSession<'_> {
     fn put(&mut self, key: &Key, value: &[u8]) -> Result<()> {
         self.reading = None;
         let transaction = self.redb.begin()?;
-        transaction.open_table(ENTRIES).map_err(told)?.insert(key, value).map_err(told)?;
-        transaction.commit().map_err(told)
+        transaction.open_table(ENTRIES).map_err(to_error)?.insert(key, value).map_err(to_error)?;
+        transaction.commit().map_err(to_error)
     }
 
     fn fill(&mut self, puts: &mut Puts<'_>) -> Result<()> {
@@ -123,30 +123,30 @@ impl Session for RedbSession<'_> {
         let mut has_more = true;
         while has_more {
             let transaction = self.redb.begin()?;
-            let mut entries = transaction.open_table(ENTRIES).map_err(told)?;
+            let mut entries = transaction.open_table(ENTRIES).map_err(to_error)?;
             for _ in 0..self.redb.batch {
                 let Some((key, value)) = puts.draw() else {
                     has_more = false;
                     break;
                 };
-                entries.insert(&key, value).map_err(told)?;
+                entries.insert(&key, value).map_err(to_error)?;
             }
             drop(entries);
-            transaction.commit().map_err(told)?;
+            transaction.commit().map_err(to_error)?;
         }
         Ok(())
     }
 
     fn get(&mut self, key: &Key, see: impl FnOnce(&[u8])) -> Result<()> {
-        if let Some(value) = self.entries()?.get(key).map_err(told)? {
+        if let Some(value) = self.entries()?.get(key).map_err(to_error)? {
             see(value.value());
         }
         Ok(())
     }
 
     fn scan(&mut self, mut see: impl FnMut(&[u8], &[u8]) -> bool) -> Result<()> {
-        for entry in self.entries()?.iter().map_err(told)? {
-            let (key, value) = entry.map_err(told)?;
+        for entry in self.entries()?.iter().map_err(to_error)? {
+            let (key, value) = entry.map_err(to_error)?;
             if !see(key.value(), value.value()) {
                 break;
             }

@@ -296,7 +296,7 @@ impl Session for &RocksDb {
     }
 
     fn get_many(&mut self, keys: &[Key], mut see: impl FnMut(usize, &[u8])) -> Result<()> {
-        assert!(keys.len() <= BATCH_KEYS, "room for as many is below");
+        assert!(keys.len() <= BATCH_KEYS, "the lists below hold this many");
         let mut list = [null::<c_char>(); BATCH_KEYS];
         for (pointer, key) in list.iter_mut().zip(keys) {
             *pointer = key.as_ptr().cast();
@@ -304,8 +304,8 @@ impl Session for &RocksDb {
         let lens = [size_of::<Key>(); BATCH_KEYS];
         let mut slices = [null_mut::<Pinned>(); BATCH_KEYS];
         let mut errors = [null_mut::<c_char>(); BATCH_KEYS];
-        // SAFETY: the database and its family are open; each list has room for `keys.len()`, and
-        // the keys are valid until the call returns.
+        // SAFETY: the database and its family are open; each list has at least `keys.len()`
+        // elements, and the keys are valid until the call returns.
         unsafe {
             rocksdb_batched_multi_get_cf(
                 self.db,
