@@ -225,7 +225,8 @@ impl Counts {
         (!is_damaged || is_lost) && !self.has_just_failed()
     }
 
-    /// Returns whether a record that the index, a hint or another opening may have cannot be read, given that this many bytes are no records now.
+    /// Returns whether a record that the index, a hint or another opening may have cannot be read,
+    /// given that this many bytes are no records now.
     pub(crate) fn has_damage(&self, damaged_bytes: usize) -> bool {
         let lost_bytes = self.lost_bytes.load(Ordering::Relaxed);
         damaged_bytes > lost_bytes || (lost_bytes == 0 && self.is_damaged.load(Ordering::Relaxed))

@@ -190,10 +190,11 @@ mod tests {
             high in any::<u64>(),
         ) {
             let hash = KeyHash { high, fingerprint: 0 };
-            let position = Position::new(JournalNumber(number), Granule(first), len_bytes, expires, hash);
+            let first = Granule(first);
+            let position = Position::new(JournalNumber(number), first, len_bytes, expires, hash);
             prop_assert!(position.is_in(JournalNumber(number)));
             prop_assert!(!position.is_in(JournalNumber(number ^ 1)));
-            prop_assert_eq!(position.first(), Granule(first));
+            prop_assert_eq!(position.first(), first);
             prop_assert!(position.max_len_bytes() >= len_bytes);
             prop_assert_eq!((position.tag(), position.expires()), (hash.tag(), expires));
             prop_assert!(!position.was_read() && position.marked_read().was_read());

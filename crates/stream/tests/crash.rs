@@ -1,4 +1,4 @@
-//! Restarts at every stage, and a model in which each stream is the list of what was appended to it.
+//! Restarts at every stage, and a model: each stream is the list of what was appended to it.
 
 mod common;
 

@@ -303,7 +303,9 @@ mod tests {
     proptest! {
         /// Accepted appends keep the order of the cursors; refused ones would have broken it.
         #[test]
-        fn appends_are_accepted_exactly_when_they_fit(steps in prop::collection::vec((0u8..4, 1u64..20_000), 1..300)) {
+        fn appends_are_accepted_exactly_when_they_fit(
+            steps in prop::collection::vec((0u8..4, 1u64..20_000), 1..300),
+        ) {
             let mut cursors = new();
             let mut blocks = std::collections::VecDeque::new();
             for (what, amount) in steps {
