@@ -45,9 +45,9 @@ pub(crate) mod limits {
 
     pub(crate) const BLOCK_CACHE: Size = Size::mib(64);
     pub(crate) const BLOCK_CACHE_MIN: Size = Size::mib(16);
-    pub(crate) const LATE_READS: Size = Size::mib(128);
-    pub(crate) const LATE_READS_MIN: Size = Size::mib(8);
-    pub(crate) const LATE_MAX: Size = Size::tib(1);
+    pub(crate) const COLD_READS: Size = Size::mib(128);
+    pub(crate) const COLD_READS_MIN: Size = Size::mib(8);
+    pub(crate) const READ_MEMORY_MAX: Size = Size::tib(1);
 
     pub(crate) const DISK_CACHE: Size = Size::gib(16);
     pub(crate) const DISK_CACHE_MIN: Size = Size::mib(128);
@@ -138,7 +138,7 @@ pub(crate) struct ServeConfig {
     pub(crate) engine: Engine,
     pub(crate) log_cache: Size,
     pub(crate) block_cache: Size,
-    pub(crate) late_read_memory: Size,
+    pub(crate) cold_read_memory: Size,
     /// A directory. `None`: no disk cache.
     pub(crate) disk_cache: Option<PathBuf>,
     pub(crate) disk_cache_size: Size,
@@ -223,7 +223,7 @@ impl ServeConfig {
             engine: options.engine.unwrap_or_default(),
             log_cache: options.log_cache.unwrap_or(l::LOG_CACHE),
             block_cache: options.block_cache.unwrap_or(l::BLOCK_CACHE),
-            late_read_memory: options.late_read_memory.unwrap_or(l::LATE_READS),
+            cold_read_memory: options.cold_read_memory.unwrap_or(l::COLD_READS),
             disk_cache: options.disk_cache,
             disk_cache_size: options.disk_cache_size.unwrap_or(l::DISK_CACHE),
             disk_cache_memory: options.disk_cache_memory.unwrap_or(l::DISK_CACHE_MEMORY),
@@ -286,8 +286,8 @@ impl ServeConfig {
             }
         }
         within("log-cache", self.log_cache, l::LOG_CACHE_MIN, l::LOG_CACHE_MAX)?;
-        within("block-cache", self.block_cache, l::BLOCK_CACHE_MIN, l::LATE_MAX)?;
-        within("late-read-memory", self.late_read_memory, l::LATE_READS_MIN, l::LATE_MAX)?;
+        within("block-cache", self.block_cache, l::BLOCK_CACHE_MIN, l::READ_MEMORY_MAX)?;
+        within("cold-read-memory", self.cold_read_memory, l::COLD_READS_MIN, l::READ_MEMORY_MAX)?;
         self.check_disk_cache()?;
         if let Some(rate) = self.object_store_rate {
             within("object-store-rate", rate, l::RATE_MIN, l::RATE_MAX)?;
@@ -350,7 +350,7 @@ impl ServeConfig {
         within("disk-cache-size", size, l::DISK_CACHE_MIN, l::DISK_CACHE_MAX)?;
         let part = Size { bytes: size.bytes / l::DISK_CACHE_MEMORY_PART };
         let least = l::DISK_CACHE_MEMORY_MIN.max(part);
-        within("disk-cache-memory", self.disk_cache_memory, least, l::LATE_MAX)?;
+        within("disk-cache-memory", self.disk_cache_memory, least, l::READ_MEMORY_MAX)?;
         let Some(directory) = &self.disk_cache else { return Ok(()) };
         let objects = match &self.object_store {
             ObjectStoreUrl::Directory(objects) => Some(objects),
@@ -389,7 +389,7 @@ impl fmt::Display for ServeConfig {
             f,
             "data-dir={} listeners={} wal={} wal-capacity={capacity} wal-reserve={} \
              object-store={} durability={} engine={} log-cache={} block-cache={} \
-             late-read-memory={} disk-cache={disk_cache} disk-cache-size={} disk-cache-memory={} \
+             cold-read-memory={} disk-cache={disk_cache} disk-cache-size={} disk-cache-memory={} \
              object-store-rate={rate} upload-size={upload_size} upload-interval={} \
              compaction-size={} log-compaction-interval={} admin-listen={admin} node-id={} \
              auto-create-topics={} default-partitions={} max-message-size={} max-connections={} \
@@ -407,7 +407,7 @@ impl fmt::Display for ServeConfig {
             self.engine,
             self.log_cache,
             self.block_cache,
-            self.late_read_memory,
+            self.cold_read_memory,
             self.disk_cache_size,
             self.disk_cache_memory,
             self.upload_interval,

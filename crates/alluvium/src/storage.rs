@@ -378,7 +378,7 @@ pub(crate) fn stream_options(
             max_disk_bytes: config.disk_cache_size.bytes,
             memory_bytes: usize::try_from(config.disk_cache_memory.bytes).unwrap_or(usize::MAX),
         }),
-        cold_read_bytes: config.late_read_memory.bytes,
+        cold_read_bytes: config.cold_read_memory.bytes,
         object_store_bytes_per_s: config.object_store_rate.map_or(0, |rate| rate.bytes),
         background_threads: std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2)),
         compaction_bytes: config.compaction_size.bytes,

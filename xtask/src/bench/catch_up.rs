@@ -425,7 +425,7 @@ fn plot(
             dashed: false,
         });
         rates.push(Series {
-            name: format!("{}, read late", round.system.name()),
+            name: format!("{}, consumed", round.system.name()),
             points: each_second(round, &|from, to| rate(&round.consumed, from, to)),
             dashed: true,
         });

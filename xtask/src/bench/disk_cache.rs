@@ -137,7 +137,7 @@ fn round(
     let mut reading = || -> Result<Reading, Error> {
         server.end(Ending::Sigterm)?;
         server.start_again()?;
-        late(&server, &load, has_cache, options)
+        read_all(&server, &load, has_cache, options)
     };
     let (first, second) = (reading()?, reading()?);
     server.finish()?;
@@ -146,7 +146,7 @@ fn round(
 }
 
 /// Reads all data from a freshly started server.
-fn late(
+fn read_all(
     server: &Server,
     load: &Load,
     has_cache: bool,

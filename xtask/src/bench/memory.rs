@@ -40,7 +40,7 @@ const SUITE_RATE: u32 = 8;
 const WAL: u64 = 512;
 const LOG_CACHE: u64 = 128;
 const BLOCK_CACHE: u64 = 32;
-const LATE_READS: u64 = 32;
+const COLD_READS: u64 = 32;
 const UPLOAD: u64 = 32;
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
@@ -73,7 +73,7 @@ const PASSING: Topic = Topic { name: "passing", partitions: 8, batch: 64, retent
 const PASSING_MEBIBYTES: u32 = 16;
 
 /// Lagging consumers that run the whole time.
-const LATE_READERS: u32 = 2;
+const LAGGING_CONSUMERS: u32 = 2;
 
 /// The bound of the resident memory as a list of parts, in MiB.
 struct Bound(Vec<(&'static str, f64)>);
@@ -85,7 +85,7 @@ impl Bound {
         // `alluvium bench` has one connection for each partition, at most 16.
         let connections = |topic: &Topic| topic.partitions.min(16);
         let writers = [&WIDE, &MANY, &PASSING];
-        let readers = [(&WIDE, 1), (&MANY, 1), (&OLD, LATE_READERS + 1), (&PASSING, 1)];
+        let readers = [(&WIDE, 1), (&MANY, 1), (&OLD, LAGGING_CONSUMERS + 1), (&PASSING, 1)];
         // A connection has one request in memory at a time; its buffer grows to twice the received
         // bytes, and starts at 64 KiB.
         let requests: f64 = writers
@@ -104,7 +104,7 @@ impl Bound {
         Self(vec![
             ("log cache (--log-cache)", LOG_CACHE as f64),
             ("block cache (--block-cache)", BLOCK_CACHE as f64),
-            ("cold reads in progress (--late-read-memory)", LATE_READS as f64),
+            ("cold reads in progress (--cold-read-memory)", COLD_READS as f64),
             ("write-ahead log: window of 64 MiB", 64.0),
             ("an upload: the parts of an object", object(4.0)),
             (
@@ -215,7 +215,7 @@ fn measure(
 
 fn config(binary: &Path, directory: &Path) -> Config {
     let sizes =
-        [("block-cache", BLOCK_CACHE), ("late-read-memory", LATE_READS), ("upload-size", UPLOAD)];
+        [("block-cache", BLOCK_CACHE), ("cold-read-memory", COLD_READS), ("upload-size", UPLOAD)];
     let arguments = sizes.map(|(name, size)| [format!("--{name}"), format!("{size}MiB")]);
     Config {
         binary: binary.to_path_buf(),
@@ -245,8 +245,8 @@ fn mixed_load(load: &Load, duration: Duration, rate: u32) -> Result<(), Error> {
         let follow = ["--follow", "--duration", &seconds];
         lasting.push(load.start_named(&name, "consume", topic.name, &follow)?);
     }
-    for number in 1..=LATE_READERS {
-        let name = format!("late-{number}");
+    for number in 1..=LAGGING_CONSUMERS {
+        let name = format!("lagging-{number}");
         lasting.push(load.start_named(&name, "consume", OLD.name, &["--duration", &seconds])?);
     }
     let mut passed = 0;
@@ -312,7 +312,7 @@ fn draw(path: &Path, samples: &[Memory], bound: &Bound, rate: u32) -> Result<(),
     let chart = Chart {
         title: "Resident memory under mixed load".into(),
         subtitle: format!(
-            "{rate} MiB/s produced; log cache {LOG_CACHE} MiB, block cache {BLOCK_CACHE} MiB, cold reads {LATE_READS} MiB"
+            "{rate} MiB/s produced; log cache {LOG_CACHE} MiB, block cache {BLOCK_CACHE} MiB, cold reads {COLD_READS} MiB"
         ),
         x: Axis { label: "minutes".into(), scale: Scale::Linear },
         y: Axis { label: "MiB".into(), scale: Scale::Linear },

@@ -84,7 +84,7 @@ impl Place {
         command.arg("--admin-listen").arg(admin.to_string());
         command.arg("--data-dir").arg(self.data());
         command.args(["--wal-capacity=64MiB", "--log-cache=16MiB", "--block-cache=16MiB"]);
-        command.args(["--late-read-memory=8MiB", "--upload-size=4MiB"]);
+        command.args(["--cold-read-memory=8MiB", "--upload-size=4MiB"]);
         command.arg("--transaction-max-timeout=24h");
         command.args(match settings.uploads {
             true => [

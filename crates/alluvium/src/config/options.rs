@@ -180,8 +180,8 @@ pub(crate) struct ServeOptions {
     pub(crate) block_cache: Option<Size>,
 
     /// Memory for cold reads in flight, from objects to consumers. Default 128MiB, 8MiB to 1TiB.
-    #[arg(long, env = "ALLUVIUM_LATE_READ_MEMORY", value_name = "SIZE")]
-    pub(crate) late_read_memory: Option<Size>,
+    #[arg(long, env = "ALLUVIUM_COLD_READ_MEMORY", value_name = "SIZE")]
+    pub(crate) cold_read_memory: Option<Size>,
 
     /// Directory of a cache on a local disk for blocks that were read from objects, kept across
     /// restarts; created if it does not exist, and used for nothing else. Its contents may be lost
@@ -440,7 +440,7 @@ impl ServeOptions {
             engine: self.engine.or(other.engine),
             log_cache: self.log_cache.or(other.log_cache),
             block_cache: self.block_cache.or(other.block_cache),
-            late_read_memory: self.late_read_memory.or(other.late_read_memory),
+            cold_read_memory: self.cold_read_memory.or(other.cold_read_memory),
             disk_cache: self.disk_cache.or(other.disk_cache),
             disk_cache_size: self.disk_cache_size.or(other.disk_cache_size),
             disk_cache_memory: self.disk_cache_memory.or(other.disk_cache_memory),

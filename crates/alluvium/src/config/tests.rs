@@ -70,7 +70,7 @@ fn every_option_is_a_key_of_the_file() {
         engine = "threads"
         log-cache = 1073741824
         block-cache = "32MiB"
-        late-read-memory = "16MiB"
+        cold-read-memory = "16MiB"
         disk-cache = "/var/cache/alluvium"
         disk-cache-size = "100GiB"
         disk-cache-memory = "256MiB"
@@ -202,7 +202,7 @@ fn values_out_of_bounds_are_refused_by_name() {
         (["--wal-capacity", "1MiB"], "wal-capacity"),
         (["--log-cache", "1MiB"], "log-cache"),
         (["--block-cache", "1MiB"], "block-cache"),
-        (["--late-read-memory", "1MiB"], "late-read-memory"),
+        (["--cold-read-memory", "1MiB"], "cold-read-memory"),
         (["--disk-cache-size", "1MiB"], "disk-cache-size"),
         (["--disk-cache-size", "17TiB"], "disk-cache-size"),
         (["--disk-cache-memory", "1MiB"], "disk-cache-memory"),
@@ -404,12 +404,12 @@ fn the_help_names_each_default_and_its_bounds() {
         ("node-id", vec![l::NODE_ID.to_string(), i32::MAX.to_string()]),
         ("wal-capacity", texts(&[l::WAL_CAPACITY, l::WAL_CAPACITY_MIN, l::WAL_CAPACITY_MAX])),
         ("log-cache", texts(&[l::LOG_CACHE, l::LOG_CACHE_MIN, l::LOG_CACHE_MAX])),
-        ("block-cache", texts(&[l::BLOCK_CACHE, l::BLOCK_CACHE_MIN, l::LATE_MAX])),
-        ("late-read-memory", texts(&[l::LATE_READS, l::LATE_READS_MIN, l::LATE_MAX])),
+        ("block-cache", texts(&[l::BLOCK_CACHE, l::BLOCK_CACHE_MIN, l::READ_MEMORY_MAX])),
+        ("cold-read-memory", texts(&[l::COLD_READS, l::COLD_READS_MIN, l::READ_MEMORY_MAX])),
         ("disk-cache-size", texts(&[l::DISK_CACHE, l::DISK_CACHE_MIN, l::DISK_CACHE_MAX])),
         (
             "disk-cache-memory",
-            texts(&[l::DISK_CACHE_MEMORY, l::DISK_CACHE_MEMORY_MIN, l::LATE_MAX]),
+            texts(&[l::DISK_CACHE_MEMORY, l::DISK_CACHE_MEMORY_MIN, l::READ_MEMORY_MAX]),
         ),
         ("upload-size", texts(&[l::UPLOAD_SIZE, l::UPLOAD_SIZE_MIN])),
         (

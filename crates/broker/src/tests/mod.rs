@@ -2,6 +2,7 @@
 
 mod admitting;
 mod authorized;
+mod cold_fetches;
 mod compacted;
 mod compatibility;
 mod configs;
@@ -14,7 +15,6 @@ mod fetching;
 mod harness;
 mod hostile;
 mod large_requests;
-mod late;
 mod like_kafka;
 mod log_compaction;
 mod losses;
