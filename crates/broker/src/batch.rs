@@ -426,6 +426,7 @@ pub(crate) fn outcome(batch: &[u8]) -> Option<Outcome> {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use kafka_protocol::ResponseError;
     use kafka_protocol::records::{
         Compression, Record, RecordBatchEncoder, RecordEncodeOptions, TimestampType,
     };
@@ -549,42 +550,62 @@ pub(crate) mod tests {
 
     #[test]
     fn refusals_have_kafkas_error_codes() {
+        use ResponseError as E;
         let batch = plain(&[1, 2]);
         let two = [batch.clone(), batch.clone()].concat();
-        let cases: Vec<(&str, Vec<u8>, i16)> = vec![
-            ("two batches", two, 87),
-            ("no batch", vec![], 87),
-            ("old format", edited(&batch, |b| b[MAGIC] = 1), 87),
-            ("new format", edited(&batch, |b| b[MAGIC] = 3), 2),
-            ("cut", batch[..batch.len() - 3].to_vec(), 87),
-            ("a base offset", edited(&batch, |b| b[7] = 1), 87),
-            ("control batch", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 5), 87),
-            ("transactional, no producer", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 4), 87),
-            ("time of append", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 3), 32),
-            ("unknown codec", edited(&batch, |b| b[ATTRIBUTES + 1] |= 5), 76),
-            ("record count", edited(&batch, |b| b[RECORD_COUNT + 3] = 3), 87),
-            ("no records", edited(&batch, |b| b[RECORD_COUNT..RECORD_COUNT + 4].fill(0)), 87),
+        let cases: Vec<(&str, Vec<u8>, E)> = vec![
+            ("two batches", two, E::InvalidRecord),
+            ("no batch", vec![], E::InvalidRecord),
+            ("old format", edited(&batch, |b| b[MAGIC] = 1), E::InvalidRecord),
+            ("new format", edited(&batch, |b| b[MAGIC] = 3), E::CorruptMessage),
+            ("cut", batch[..batch.len() - 3].to_vec(), E::InvalidRecord),
+            ("a base offset", edited(&batch, |b| b[7] = 1), E::InvalidRecord),
+            ("control batch", edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 5), E::InvalidRecord),
+            (
+                "transactional, no producer",
+                edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 4),
+                E::InvalidRecord,
+            ),
+            (
+                "time of append",
+                edited(&batch, |b| b[ATTRIBUTES + 1] |= 1 << 3),
+                E::InvalidTimestamp,
+            ),
+            (
+                "unknown codec",
+                edited(&batch, |b| b[ATTRIBUTES + 1] |= 5),
+                E::UnsupportedCompressionType,
+            ),
+            ("record count", edited(&batch, |b| b[RECORD_COUNT + 3] = 3), E::InvalidRecord),
+            (
+                "no records",
+                edited(&batch, |b| b[RECORD_COUNT..RECORD_COUNT + 4].fill(0)),
+                E::InvalidRecord,
+            ),
             (
                 "negative delta",
                 edited(&batch, |b| b[LAST_OFFSET_DELTA..LAST_OFFSET_DELTA + 4].fill(0xff)),
-                87,
+                E::InvalidRecord,
             ),
             (
                 "producer without sequence",
                 edited(&batch, |b| b[PRODUCER_ID..PRODUCER_ID + 8].fill(0)),
-                87,
+                E::InvalidRecord,
             ),
-            ("length too long", edited(&batch, |b| b[LENGTH + 2] += 1), 87),
+            ("length too long", edited(&batch, |b| b[LENGTH + 2] += 1), E::InvalidRecord),
         ];
-        for (what, bytes, code) in cases {
+        for (what, bytes, expected) in cases {
             let error = check_produced(&bytes, 9, MAX).expect_err(what);
-            assert_eq!(error.code(), code, "{what}: {error}");
+            assert_eq!(error.kind(), expected, "{what}: {error}");
         }
         let error = check_produced(&batch, 9, batch.len() as u32 - 1).unwrap_err();
-        assert_eq!(error.code(), 10, "{error}");
+        assert_eq!(error.kind(), E::MessageTooLarge, "{error}");
         assert!(check_produced(&batch, 9, batch.len() as u32).is_ok());
         let zstd = encode(Compression::Zstd, (-1, -1, -1), &[1]);
-        assert_eq!(check_produced(&zstd, 6, MAX).unwrap_err().code(), 76);
+        assert_eq!(
+            check_produced(&zstd, 6, MAX).unwrap_err().kind(),
+            E::UnsupportedCompressionType
+        );
         assert!(check_produced(&zstd, 7, MAX).is_ok());
     }
 

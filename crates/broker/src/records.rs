@@ -499,6 +499,7 @@ fn bad(reason: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use kafka_protocol::ResponseError;
     use kafka_protocol::records::{Compression, RecordBatchDecoder};
     use proptest::prelude::*;
 
@@ -656,7 +657,7 @@ mod tests {
                     assert!(to == Codec::None || out.len() < plain.len());
                     assert_eq!(read(&out), records, "{from:?} to {to:?}");
                     let too_long = recompress(&batch, to, *level, out.len() - 1).unwrap_err();
-                    assert_eq!(too_long.code(), 10);
+                    assert_eq!(too_long.kind(), ResponseError::MessageTooLarge);
                     assert!(recompress(&batch, to, *level, out.len()).is_ok());
                 }
             }
@@ -733,12 +734,12 @@ mod tests {
             (1, &[20, 0, 0, 0, 0x80, 0x80, 0x80, 0x80, 0x10, 1, 0], "too many bits"),
         ] {
             let error = check(&batch_of(record_count, fields)).unwrap_err();
-            assert_eq!(error.code(), 87);
+            assert_eq!(error.kind(), ResponseError::InvalidRecord);
             assert!(error.to_string().contains(reason), "{fields:?}: {error}");
             for codec in [Codec::Gzip, Codec::Snappy, Codec::Lz4, Codec::Zstd] {
                 let batch = recompress(&batch_of(record_count, fields), codec, 1, 1 << 20).unwrap();
-                let refused = summary(&batch).map_err(|error| error.code());
-                assert_eq!(refused, Err(87), "{codec:?} {fields:?}");
+                let refused = summary(&batch).map_err(|error| error.kind());
+                assert_eq!(refused, Err(ResponseError::InvalidRecord), "{codec:?} {fields:?}");
             }
         }
         assert_eq!(check(&batch_of(1, &with_header)).unwrap(), 1_001);

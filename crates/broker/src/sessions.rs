@@ -307,6 +307,8 @@ fn forgotten(topic: &ForgottenTopic, by_id: bool) -> impl Iterator<Item = Key> {
 
 #[cfg(test)]
 mod tests {
+    use kafka_protocol::ResponseError;
+
     use super::*;
 
     fn request(session_id: i32, epoch: i32, partitions: &[(i32, i64)]) -> FetchRequest {
@@ -366,7 +368,10 @@ mod tests {
         let last = sessions.begin(&request(id, -1, &[(0, 1)]), 12, now).unwrap();
         assert_eq!((last.session_id, last.incremental), (0, false));
         assert_eq!(sessions.cache.lock().partitions, 0);
-        assert_eq!(sessions.begin(&request(id, 3, &[]), 12, now).unwrap_err().code(), 70);
+        assert_eq!(
+            sessions.begin(&request(id, 3, &[]), 12, now).unwrap_err().kind(),
+            ResponseError::FetchSessionIdNotFound
+        );
     }
 
     #[test]
@@ -376,7 +381,10 @@ mod tests {
         let last = sessions.begin(&forgetting(id, 1, vec![0]), 12, now).unwrap();
         assert_eq!((last.session_id, last.incremental, last.targets.len()), (0, false, 0));
         assert_eq!(sessions.cache.lock().sessions.len(), 0);
-        assert_eq!(sessions.begin(&request(id, 2, &[]), 12, now).unwrap_err().code(), 70);
+        assert_eq!(
+            sessions.begin(&request(id, 2, &[]), 12, now).unwrap_err().kind(),
+            ResponseError::FetchSessionIdNotFound
+        );
     }
 
     #[test]
@@ -386,17 +394,23 @@ mod tests {
         let id = sessions.begin(&request(0, 0, &[(0, 5)]), 12, now).unwrap().session_id;
         for epoch in [2, 5, -7] {
             assert_eq!(
-                sessions.begin(&request(id, epoch, &[]), 12, now).unwrap_err().code(),
-                71,
+                sessions.begin(&request(id, epoch, &[]), 12, now).unwrap_err().kind(),
+                ResponseError::InvalidFetchSessionEpoch,
                 "{epoch}"
             );
         }
-        assert_eq!(sessions.begin(&request(id, 1, &[]), 13, now).unwrap_err().code(), 106);
-        assert_eq!(sessions.begin(&request(id ^ 1, 1, &[]), 12, now).unwrap_err().code(), 70);
+        assert_eq!(
+            sessions.begin(&request(id, 1, &[]), 13, now).unwrap_err().kind(),
+            ResponseError::FetchSessionTopicIdError
+        );
+        assert_eq!(
+            sessions.begin(&request(id ^ 1, 1, &[]), 12, now).unwrap_err().kind(),
+            ResponseError::FetchSessionIdNotFound
+        );
         assert!(sessions.begin(&request(id, 1, &[]), 12, now).is_ok());
         assert_eq!(
-            sessions.begin(&request(id, 1, &[]), 12, now).unwrap_err().code(),
-            71,
+            sessions.begin(&request(id, 1, &[]), 12, now).unwrap_err().kind(),
+            ResponseError::InvalidFetchSessionEpoch,
             "the epoch is used up"
         );
     }
@@ -421,7 +435,7 @@ mod tests {
             [true, false]
         );
         let error = PartitionStatus {
-            error_code: 1,
+            error_code: ResponseError::OffsetOutOfRange.code(),
             high_watermark: -1,
             last_stable_offset: -1,
             log_start: -1,
@@ -465,7 +479,7 @@ mod tests {
 
         let id = sessions.begin(&request(0, 0, &[(0, 3)]), 12, now).unwrap().session_id;
         let added = sessions.begin(&long(request(id, 1, &[(1, 3)])), 12, now);
-        assert_eq!(added.unwrap_err().code(), 70);
+        assert_eq!(added.unwrap_err().kind(), ResponseError::FetchSessionIdNotFound);
         assert_eq!(sessions.cache.lock().partitions, 0);
     }
 

@@ -639,6 +639,8 @@ pub(crate) fn check_name(name: &str) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use kafka_protocol::ResponseError;
+
     use super::*;
 
     #[test]
@@ -647,7 +649,11 @@ mod tests {
             check_name(good).unwrap();
         }
         for bad in ["", ".", "..", "a b", "a/b", "ä", "a\0", &"x".repeat(250)] {
-            assert_eq!(check_name(bad).unwrap_err().code(), 17, "{bad:?}");
+            assert_eq!(
+                check_name(bad).unwrap_err().kind(),
+                ResponseError::InvalidTopicException,
+                "{bad:?}"
+            );
         }
     }
 }

@@ -75,7 +75,13 @@ mod tests {
         // `a` was deleted, and another topic has its name.
         let topics = [("a", 4), ("b", 2)].map(|(name, id)| (name.into(), Uuid::from_u128(id), 1));
         let now = TopicsView::new(1, topics.into_iter());
-        let codes = [0, 3, 25, 29];
+        let [no_partition, no_member, denied, no_id] = [
+            ResponseError::UnknownTopicOrPartition.code(),
+            ResponseError::UnknownMemberId.code(),
+            ResponseError::TopicAuthorizationFailed.code(),
+            ResponseError::UnknownTopicId.code(),
+        ];
+        let codes = [0, no_partition, no_member, denied];
         let topic = |name: &'static str| {
             let partition = |code| OffsetCommitResponsePartition::default().with_error_code(code);
             OffsetCommitResponseTopic::default()
@@ -85,10 +91,14 @@ mod tests {
         let mut response =
             OffsetCommitResponse::default().with_topics(["a", "b", ""].map(topic).into());
         set_unknown_ids(&mut response, &ids, &now);
-        let told = response.topics.iter().map(|topic| {
+        let answered = response.topics.iter().map(|topic| {
             topic.partitions.iter().map(|partition| partition.error_code).collect::<Vec<_>>()
         });
-        let expected = [[0, 100, 25, 29], [0, 3, 25, 29], [0, 100, 25, 100]];
-        assert_eq!(told.collect::<Vec<_>>(), expected);
+        let expected = [
+            [0, no_id, no_member, denied],
+            [0, no_partition, no_member, denied],
+            [0, no_id, no_member, no_id],
+        ];
+        assert_eq!(answered.collect::<Vec<_>>(), expected);
     }
 }

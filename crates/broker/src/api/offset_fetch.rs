@@ -259,8 +259,8 @@ mod tests {
         let names = named.topics.unwrap().into_iter().map(|topic| topic.name.to_string());
         assert_eq!(names.collect::<Vec<_>>(), ["a", "b", "d"]);
         let mut some = found(&["a", "b", "d"]);
-        let told = asked.answer(&mut some, &before, &after);
-        assert_eq!(told, [1, 2, 4, 5, 11].map(Uuid::from_u128));
+        let answered = asked.answer(&mut some, &before, &after);
+        assert_eq!(answered, [1, 2, 4, 5, 11].map(Uuid::from_u128));
         let partitions = some.topics.iter().map(|topic| &topic.partitions[0]);
         let partitions: Vec<_> =
             partitions.map(|p| (p.partition_index, p.error_code, p.committed_offset)).collect();
@@ -280,7 +280,7 @@ mod tests {
         let topic = OffsetFetchRequestTopics::default().with_partition_indexes(vec![0]);
         let group = OffsetFetchRequestGroup::default().with_topics(Some(vec![topic]));
         let (_, asked) = Asked::new(group, vec![Uuid::nil()], &none);
-        let mut found = found(&[]).with_error_code(25);
+        let mut found = found(&[]).with_error_code(ResponseError::UnknownMemberId.code());
         assert!(asked.answer(&mut found, &none, &none).is_empty());
         assert!(found.topics.is_empty());
     }

@@ -339,6 +339,8 @@ pub(crate) fn warn_of_bound(whom: &str, max_message_bytes: Option<&String>, stor
 
 #[cfg(test)]
 mod tests {
+    use kafka_protocol::ResponseError;
+
     use super::*;
 
     fn overrides(settings: &[(&str, &str)]) -> Overrides {
@@ -399,17 +401,17 @@ mod tests {
         let refused = |own: &[(&str, &str)]| check(&overrides(own)).unwrap_err();
         let error = refused(&[("min.compaction.lag.ms", "100"), ("max.compaction.lag.ms", "50")]);
         assert_eq!(
-            (error.code(), error.to_string().as_str()),
+            (error.kind(), error.to_string().as_str()),
             (
-                40,
+                ResponseError::InvalidConfig,
                 "conflict topic config setting min.compaction.lag.ms (100) > \
                  max.compaction.lag.ms (50)"
             )
         );
         let error = refused(&[("nope", "1")]);
         assert_eq!(
-            (error.code(), error.to_string().as_str()),
-            (40, "Unknown topic config name: nope")
+            (error.kind(), error.to_string().as_str()),
+            (ResponseError::InvalidConfig, "Unknown topic config name: nope")
         );
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use kafka_protocol::ResponseError::{InvalidProducerEpoch, OutOfOrderSequenceNumber};
+
 use super::*;
 
 const NOW: i64 = 1_000;
@@ -42,11 +44,10 @@ fn sequences_wrap_to_zero() {
     append(&mut states, &batch(1, 0, i32::MAX - 1, 5), 100);
     // The last record had sequence 2.
     let duplicate = states.check(&batch(1, 0, i32::MAX - 1, 5)).unwrap();
-    assert!(
-        matches!(duplicate, Verdict::Duplicate(seen) if seen.base_offset == 100 && seen.end().0 == 105)
-    );
+    let Verdict::Duplicate(seen) = duplicate else { panic!("{duplicate:?}") };
+    assert_eq!((seen.base_offset, seen.end().0), (100, 105));
     append(&mut states, &batch(1, 0, 3, 1), 105);
-    assert_eq!(states.check(&batch(1, 0, 5, 1)).unwrap_err().code(), 45);
+    assert_eq!(states.check(&batch(1, 0, 5, 1)).unwrap_err().kind(), OutOfOrderSequenceNumber);
 }
 
 #[test]
@@ -59,9 +60,21 @@ fn a_duplicate_is_detected_among_the_last_five_batches() {
         let verdict = states.check(&batch(1, 0, i * 10, 10)).unwrap();
         assert!(matches!(verdict, Verdict::Duplicate(seen) if seen.base_offset == i as u64 * 10));
     }
-    assert_eq!(states.check(&batch(1, 0, 0, 10)).unwrap_err().code(), 45, "too old to be detected");
-    assert_eq!(states.check(&batch(1, 0, 50, 9)).unwrap_err().code(), 45, "not the same batch");
-    assert_eq!(states.check(&batch(1, 0, 61, 1)).unwrap_err().code(), 45, "a gap");
+    assert_eq!(
+        states.check(&batch(1, 0, 0, 10)).unwrap_err().kind(),
+        OutOfOrderSequenceNumber,
+        "too old to be detected"
+    );
+    assert_eq!(
+        states.check(&batch(1, 0, 50, 9)).unwrap_err().kind(),
+        OutOfOrderSequenceNumber,
+        "not the same batch"
+    );
+    assert_eq!(
+        states.check(&batch(1, 0, 61, 1)).unwrap_err().kind(),
+        OutOfOrderSequenceNumber,
+        "a gap"
+    );
     assert_eq!(states.check(&batch(1, 0, 60, 1)).unwrap(), Verdict::Append);
 }
 
@@ -69,12 +82,12 @@ fn a_duplicate_is_detected_among_the_last_five_batches() {
 fn a_new_epoch_begins_at_zero_and_ends_the_old_one() {
     let mut states = ProducerStates::default();
     append(&mut states, &batch(1, 3, 0, 1), 0);
-    assert_eq!(states.check(&batch(1, 4, 1, 1)).unwrap_err().code(), 45);
+    assert_eq!(states.check(&batch(1, 4, 1, 1)).unwrap_err().kind(), OutOfOrderSequenceNumber);
     append(&mut states, &batch(1, 4, 0, 1), 1);
-    assert_eq!(states.check(&batch(1, 3, 1, 1)).unwrap_err().code(), 47);
+    assert_eq!(states.check(&batch(1, 3, 1, 1)).unwrap_err().kind(), InvalidProducerEpoch);
     assert_eq!(
-        states.check(&batch(1, 3, 0, 1)).unwrap_err().code(),
-        47,
+        states.check(&batch(1, 3, 0, 1)).unwrap_err().kind(),
+        InvalidProducerEpoch,
         "the batches of the old epoch are dropped"
     );
 }
@@ -223,7 +236,7 @@ fn version_4_still_opens() {
 }
 
 /// Batches of two records of one producer, by sequence and offset.
-fn batches_at(places: &[(i32, u64)]) -> Vec<Batch> {
+fn batches_at(positions: &[(i32, u64)]) -> Vec<Batch> {
     let batch = |(sequence, base): &(i32, u64)| Batch {
         base: StreamOffset(*base),
         count: 2,
@@ -234,7 +247,7 @@ fn batches_at(places: &[(i32, u64)]) -> Vec<Batch> {
             &[1, 2],
         ),
     };
-    places.iter().map(batch).collect()
+    positions.iter().map(batch).collect()
 }
 
 #[test]
@@ -248,22 +261,30 @@ fn a_producer_continues_after_a_loss_and_its_remaining_batches_are_recognised() 
     let whole = replay(&kept, 4);
     let cut = replay(&kept, 8);
     let verdict = |states: &ProducerStates, epoch, sequence| {
-        states.check(&batch(4, epoch, sequence, 2)).map_err(|error| error.code())
+        states.check(&batch(4, epoch, sequence, 2)).map_err(|error| error.kind())
     };
-    for (states, behind) in [(&whole, Err(45)), (&cut, Ok(Verdict::Append))] {
+    for (states, behind) in [(&whole, Err(OutOfOrderSequenceNumber)), (&cut, Ok(Verdict::Append))] {
         assert!(matches!(verdict(states, 0, 2), Ok(Verdict::Duplicate(_))));
         assert_eq!(verdict(states, 0, 4), Ok(Verdict::Append));
         assert_eq!(verdict(states, 0, 8), behind, "the next batch, whose predecessor is lost");
         assert_eq!(verdict(states, 1, 6), behind, "a batch of another epoch");
-        assert_eq!(verdict(states, 0, 1), Err(45), "a duplicate that is not detected");
+        assert_eq!(
+            verdict(states, 0, 1),
+            Err(OutOfOrderSequenceNumber),
+            "a duplicate that is not detected"
+        );
     }
     // From its next batch on the sequence is known, even if that batch is in the log already.
     let mut on = cut.clone();
     on.record(&batch(4, 0, 8, 2), 8, 2, NOW);
     for states in [&on, &replay(&batches_at(&[(0, 0), (2, 2), (8, 8)]), 10)] {
         assert_eq!(verdict(states, 0, 10), Ok(Verdict::Append));
-        assert_eq!(verdict(states, 0, 12), Err(45));
-        assert_eq!(verdict(states, 0, 4), Err(45), "it would follow its successor");
+        assert_eq!(verdict(states, 0, 12), Err(OutOfOrderSequenceNumber));
+        assert_eq!(
+            verdict(states, 0, 4),
+            Err(OutOfOrderSequenceNumber),
+            "it would follow its successor"
+        );
     }
 }
 
@@ -276,12 +297,12 @@ fn a_marker_after_a_loss_does_not_determine_the_sequence() {
     states.lost_end = 4;
     states.record_marker(&batch(4, 0, -1, 1), Outcome::Commit, 4, NOW);
     let verdict = |states: &ProducerStates, sequence| {
-        states.check(&record(sequence)).map_err(|error| error.code())
+        states.check(&record(sequence)).map_err(|error| error.kind())
     };
     assert_eq!(verdict(&states, 4), Ok(Verdict::Append));
     states.record(&record(4), 5, 0, NOW);
     assert_eq!(verdict(&states, 6), Ok(Verdict::Append));
-    assert_eq!(verdict(&states, 8), Err(45), "only once");
+    assert_eq!(verdict(&states, 8), Err(OutOfOrderSequenceNumber), "only once");
 }
 
 #[test]

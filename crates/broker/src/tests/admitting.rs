@@ -335,5 +335,5 @@ async fn batches_are_stored_with_the_compression_of_the_topic() {
     server.topic("small", 1, &settings).await;
     let batch = encode(Compression::Zstd, (-1, -1, -1), &times);
     assert!(batch.len() < 4_000 && plain(&times).len() > 4_000);
-    assert_eq!(blamed(&server, "small", &batch).await.0, 10);
+    assert_eq!(blamed(&server, "small", &batch).await.0, ResponseError::MessageTooLarge.code());
 }

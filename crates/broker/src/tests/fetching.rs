@@ -364,9 +364,17 @@ async fn offsets_are_found_by_time_to_the_record() {
         assert_eq!(offset(&mut client, 11, -6).await, (0, -1, -1));
         assert_eq!(offset(&mut client, 11, -1).await, (0, 15, -1));
         assert_eq!(offset(&mut client, 11, 41).await, (0, 3, 100));
-        assert_eq!(offset(&mut client, 10, -6).await.0, 35, "not in that version");
-        assert_eq!(offset(&mut client, 6, -3).await.0, 35, "not in that version");
-        assert_eq!(offset(&mut client, 10, -9).await.0, 35);
+        assert_eq!(
+            offset(&mut client, 10, -6).await.0,
+            ResponseError::UnsupportedVersion.code(),
+            "not in that version"
+        );
+        assert_eq!(
+            offset(&mut client, 6, -3).await.0,
+            ResponseError::UnsupportedVersion.code(),
+            "not in that version"
+        );
+        assert_eq!(offset(&mut client, 10, -9).await.0, ResponseError::UnsupportedVersion.code());
     }
 }
 
@@ -529,13 +537,13 @@ async fn a_decompression_is_counted_until_it_has_ended() {
     let free = server.decompressions.available_permits();
     let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
     let (begun, has_begun) = tokio::sync::oneshot::channel();
-    let look = server.run_decompression(move || {
+    let decompression = server.run_decompression(move || {
         begun.send(()).unwrap();
         let _gone = may_go_on.recv();
         Ok(())
     });
     tokio::select! {
-        _ = look => panic!("it waits"),
+        _ = decompression => panic!("it waits"),
         begun = has_begun => begun.unwrap(),
     }
     assert_eq!(server.decompressions.available_permits(), free - 1);

@@ -58,7 +58,7 @@ async fn records_and_producers_survive() {
                 }
                 assert_eq!(
                     client.produce("t", 0, &of_producer(1, round * 3 + 1)).await.0,
-                    45,
+                    ResponseError::OutOfOrderSequenceNumber.code(),
                     "{how:?}: a gap"
                 );
             }

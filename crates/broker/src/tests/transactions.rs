@@ -96,8 +96,8 @@ impl Producer {
         partition: i32,
         encode: impl FnOnce((i64, i16, i32)) -> Bytes,
     ) -> (i16, i64) {
-        let place = (topic.to_owned(), partition);
-        let sequence = self.sequences.get(&place).copied().unwrap_or(0);
+        let key = (topic.to_owned(), partition);
+        let sequence = self.sequences.get(&key).copied().unwrap_or(0);
         let batch = transactional(&encode((self.id, self.epoch, sequence)));
         let (version, name) = if self.version_2 { (13, "") } else { (9, topic) };
         let mut request =
@@ -109,7 +109,7 @@ impl Producer {
         let partition = &response.responses[0].partition_responses[0];
         if partition.error_code == 0 {
             let next = sequence + BatchHeader::parse(&batch).unwrap().offsets() as i32;
-            self.sequences.insert(place, next);
+            self.sequences.insert(key, next);
         }
         (partition.error_code, partition.base_offset)
     }
@@ -343,7 +343,10 @@ async fn staged_offsets_take_effect_at_the_commit_and_not_at_an_abort() {
         if !version_2 {
             assert_eq!(producer.add_offsets("g").await, 0);
         }
-        assert_eq!(producer.commit_offset("g", "unknown", 1).await, 3);
+        assert_eq!(
+            producer.commit_offset("g", "unknown", 1).await,
+            ResponseError::UnknownTopicOrPartition.code()
+        );
     }
 }
 
@@ -481,9 +484,13 @@ async fn a_timed_out_transaction_is_aborted_and_its_producer_continues() {
     assert_eq!(producer.produce("t", topic_id, 0).await, (0, 3));
     assert_eq!(producer.end(true).await, 0);
     for timeout_ms in [0, -1, 15 * 60 * 1_000 + 1] {
-        assert_eq!(init(&mut producer.client, "b", timeout_ms).await, Err(50), "{timeout_ms}");
+        assert_eq!(
+            init(&mut producer.client, "b", timeout_ms).await,
+            Err(ResponseError::InvalidTransactionTimeout.code()),
+            "{timeout_ms}"
+        );
     }
-    assert_eq!(init(&mut producer.client, "", 1_000).await, Err(42));
+    assert_eq!(init(&mut producer.client, "", 1_000).await, Err(INVALID_REQUEST));
 }
 
 #[tokio::test(flavor = "multi_thread")]

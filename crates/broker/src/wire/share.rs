@@ -287,6 +287,7 @@ impl FetchedPartition {
 #[cfg(test)]
 mod tests {
     use bytes::Buf;
+    use kafka_protocol::ResponseError;
     use kafka_protocol::messages::{ResponseHeader, ShareFetchResponse};
 
     use super::*;
@@ -301,9 +302,9 @@ mod tests {
         };
         let full = FetchedPartition {
             index: 1,
-            error_code: 3,
+            error_code: ResponseError::UnknownTopicOrPartition.code(),
             error_message: Some(StrBytes::from_static_str("because")),
-            acknowledge_error_code: 121,
+            acknowledge_error_code: ResponseError::InvalidRecordState.code(),
             acknowledge_error_message: Some(StrBytes::from_static_str("")),
             records: vec![Bytes::from(vec![1; 300]), Bytes::from_static(b"second")],
             acquired: vec![acquired(5, 7, 1), acquired(9, 9, 3)],
@@ -312,7 +313,7 @@ mod tests {
         let id = Uuid::from_u128(9);
         let response = ShareFetched {
             throttle_time_ms: 12,
-            error_code: 1,
+            error_code: ResponseError::ShareSessionNotFound.code(),
             error_message: Some(StrBytes::from_static_str("all of it")),
             acquisition_lock_timeout_ms: 30_000,
             topics: vec![(id, vec![full, empty]), (Uuid::nil(), vec![])],
@@ -323,15 +324,21 @@ mod tests {
         assert_eq!(ResponseHeader::decode(&mut bytes, 1).unwrap().correlation_id, 4711);
         let decoded = ShareFetchResponse::decode(&mut bytes, 1).unwrap();
         assert!(bytes.is_empty());
-        assert_eq!((decoded.throttle_time_ms, decoded.error_code), (12, 1));
+        assert_eq!(
+            (decoded.throttle_time_ms, decoded.error_code),
+            (12, ResponseError::ShareSessionNotFound.code())
+        );
         assert_eq!(decoded.error_message.as_deref(), Some("all of it"));
         assert_eq!(decoded.acquisition_lock_timeout_ms, 30_000);
         assert_eq!(decoded.responses.len(), 2);
         assert_eq!(decoded.responses[0].topic_id, id);
         let [full, empty] = &decoded.responses[0].partitions[..] else { panic!() };
-        assert_eq!((full.partition_index, full.error_code), (1, 3));
+        assert_eq!(
+            (full.partition_index, full.error_code),
+            (1, ResponseError::UnknownTopicOrPartition.code())
+        );
         assert_eq!(full.error_message.as_deref(), Some("because"));
-        assert_eq!(full.acknowledge_error_code, 121);
+        assert_eq!(full.acknowledge_error_code, ResponseError::InvalidRecordState.code());
         assert_eq!(full.acknowledge_error_message.as_deref(), Some(""));
         assert_eq!((full.current_leader.leader_id, full.current_leader.leader_epoch), (1, 0));
         assert_eq!(full.records.as_ref().unwrap().len(), 306);

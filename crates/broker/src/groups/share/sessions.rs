@@ -208,6 +208,7 @@ impl ShareSessions {
 
 #[cfg(test)]
 mod tests {
+    use kafka_protocol::ResponseError;
     use uuid::Uuid;
 
     use super::*;
@@ -229,18 +230,21 @@ mod tests {
             let fetched = sessions.fetch(&a, epoch, connection, &of(added), &of(forgotten));
             fetched.map(|(step, all)| (step, all.into_iter().map(|(_, p)| p).collect::<Vec<_>>()))
         };
-        assert_eq!(fetch(1, &[0], &[]).unwrap_err().code(), 122);
+        assert_eq!(fetch(1, &[0], &[]).unwrap_err().kind(), ResponseError::ShareSessionNotFound);
         assert_eq!(fetch(0, &[0, 1, 1], &[]).unwrap(), (Step::Begun, vec![0, 1]));
         assert_eq!(fetch(1, &[2], &[0]).unwrap(), (Step::GoesOn, vec![1, 2]));
-        assert_eq!(fetch(1, &[], &[]).unwrap_err().code(), 123);
+        assert_eq!(fetch(1, &[], &[]).unwrap_err().kind(), ResponseError::InvalidShareSessionEpoch);
         sessions.served(&a, &[at(1)]);
         assert_eq!(fetch(2, &[], &[]).unwrap(), (Step::GoesOn, vec![2, 1]));
         sessions.forget(&a, &[at(1), at(9)]);
         assert_eq!(sessions.partitions(), 1);
-        assert_eq!(sessions.acknowledge(&a, 0).unwrap_err().code(), 123);
+        assert_eq!(
+            sessions.acknowledge(&a, 0).unwrap_err().kind(),
+            ResponseError::InvalidShareSessionEpoch
+        );
         assert_eq!(sessions.acknowledge(&a, 3).unwrap(), Step::GoesOn);
         assert_eq!(fetch(-1, &[], &[]).unwrap(), (Step::Ended, vec![]));
-        assert_eq!(fetch(-1, &[], &[]).unwrap_err().code(), 122);
+        assert_eq!(fetch(-1, &[], &[]).unwrap_err().kind(), ResponseError::ShareSessionNotFound);
         assert_eq!(sessions.partitions(), 0);
         assert!(sessions.cache.lock().connections.is_empty());
     }
@@ -252,11 +256,17 @@ mod tests {
             let fetched = sessions.fetch(&key(&member.to_string()), 0, member % 2, &[at(0)], &[]);
             assert_eq!(fetched.unwrap().0, Step::Begun);
         }
-        assert_eq!(sessions.fetch(&key("x"), 0, 0, &[at(0)], &[]).unwrap_err().code(), 133);
+        assert_eq!(
+            sessions.fetch(&key("x"), 0, 0, &[at(0)], &[]).unwrap_err().kind(),
+            ResponseError::ShareSessionLimitReached
+        );
         assert_eq!(sessions.fetch(&key("5"), 0, 1, &[at(0)], &[]).unwrap().0, Step::Begun);
         assert_eq!(sessions.end_all_of(1).len(), MAX_SESSIONS / 2);
         assert_eq!(sessions.open.get(), MAX_SESSIONS as i64 / 2);
-        assert_eq!(sessions.acknowledge(&key("5"), 1).unwrap_err().code(), 122);
+        assert_eq!(
+            sessions.acknowledge(&key("5"), 1).unwrap_err().kind(),
+            ResponseError::ShareSessionNotFound
+        );
         assert_eq!(sessions.fetch(&key("x"), 0, 0, &[at(0)], &[]).unwrap().0, Step::Begun);
     }
 }

@@ -46,7 +46,10 @@ async fn transactions_cannot_write_to_internal_topics() {
     let server = TestServer::start().await;
     server.topic("__consumer_offsets", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", false).await;
-    assert_eq!(producer.add("__consumer_offsets", &[0]).await, 29);
+    assert_eq!(
+        producer.add("__consumer_offsets", &[0]).await,
+        ResponseError::TopicAuthorizationFailed.code()
+    );
     let topic = server.server().topics.by_name("__consumer_offsets").unwrap();
     assert_eq!(topic.partitions[0].stream.next_offset().0, 0);
 }
