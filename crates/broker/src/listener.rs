@@ -47,8 +47,8 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
                         "connection refused: its address exceeds its quota of new connections"
                     );
                     server.metrics.closed("too_fast");
-                    if let Ok(place) = delayed.clone().try_acquire_owned() {
-                        connections.spawn(close_delayed(server.clone(), socket, wait, place));
+                    if let Ok(permit) = delayed.clone().try_acquire_owned() {
+                        connections.spawn(close_delayed(server.clone(), socket, wait, permit));
                     }
                     continue;
                 }
@@ -57,11 +57,11 @@ pub(crate) async fn run(server: Arc<Server>, listener: Arc<Listener>, socket: Tc
                         tracing::debug!(%peer, "connection refused: {full}");
                         server.metrics.closed(full.reason());
                     }
-                    Ok(place) => {
+                    Ok(permit) => {
                         let (server, listener) = (server.clone(), listener.clone());
                         server.metrics.connections.inc();
                         connections.spawn(async move {
-                            let _counted = Counted { server: &server, _place: place };
+                            let _counted = Counted { server: &server, _permit: permit };
                             connection::serve(server.clone(), listener, socket, peer).await;
                         });
                     }
@@ -96,7 +96,7 @@ async fn close_delayed(
     server: Arc<Server>,
     _socket: TcpStream,
     wait: Duration,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 ) {
     tokio::select! {
         () = sleep(wait) => {}
@@ -107,7 +107,7 @@ async fn close_delayed(
 /// Counts a connection for as long as it is open.
 struct Counted<'a> {
     server: &'a Server,
-    _place: ConnectionPermit,
+    _permit: ConnectionPermit,
 }
 
 impl Drop for Counted<'_> {

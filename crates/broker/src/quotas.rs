@@ -194,9 +194,9 @@ impl Buckets {
         if is_short && self.own.len() >= MAX_BUCKETS && !self.own.contains_key(&key) {
             self.sweep(now);
         }
-        let has_room = is_short && (self.own.len() < MAX_BUCKETS || self.own.contains_key(&key));
+        let is_kept = is_short && (self.own.len() < MAX_BUCKETS || self.own.contains_key(&key));
         let full = || Bucket::full(rate, now);
-        let bucket = if has_room {
+        let bucket = if is_kept {
             self.own.entry(key).or_insert_with(full)
         } else {
             self.shared.entry(rate.to_bits()).or_insert_with(full)

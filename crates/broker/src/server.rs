@@ -180,32 +180,33 @@ impl ByteBudget {
 ///
 /// A request takes memory as its bytes arrive, so an announced length alone reserves nothing. It
 /// therefore holds some memory when it needs more, and requests that have together used up the
-/// budget would deadlock. The **last place** prevents this: one request at a time grows without
-/// taking memory, at most to the largest request size. It does not wait for memory any more, so it
-/// is read to its end or times out. When it is handled, or when its handling waits for other
-/// events, it returns the place and all memory that it took. So every waiter proceeds at the latest
-/// when those before it have had the place. Clients that send nothing cannot make this long: no
-/// request waits, or blocks others, beyond [`BrokerConfig::transfer_timeout`].
+/// budget would deadlock. The **overdraft permit** prevents this: its holder, one request at a
+/// time, grows without taking memory, at most to the largest request size. It does not wait for
+/// memory any more, so it is read to its end or times out. When it is handled, or when its handling
+/// waits for other events, it returns the permit and all memory that it took. So every waiter
+/// proceeds at the latest when those before it have had the permit. Clients that send nothing
+/// cannot make this long: no request waits, or blocks others, beyond
+/// [`BrokerConfig::transfer_timeout`].
 pub(crate) struct RequestMemory {
     shared: ByteBudget,
-    last_place: Arc<Semaphore>,
+    overdraft: Arc<Semaphore>,
 }
 
 /// A request's share of [`RequestMemory`].
 #[derive(Default)]
 pub(crate) struct RequestShare {
     taken: Option<OwnedSemaphorePermit>,
-    last_place: Option<OwnedSemaphorePermit>,
+    overdraft: Option<OwnedSemaphorePermit>,
 }
 
 impl RequestMemory {
     pub(crate) fn new(total_bytes: u64) -> Self {
-        Self { shared: ByteBudget::new(total_bytes), last_place: Arc::new(Semaphore::new(1)) }
+        Self { shared: ByteBudget::new(total_bytes), overdraft: Arc::new(Semaphore::new(1)) }
     }
 
     /// Takes `bytes` more for a request.
     pub(crate) async fn grow(&self, share: &mut RequestShare, bytes: usize) {
-        if share.last_place.is_some() {
+        if share.overdraft.is_some() {
             return;
         }
         tokio::select! {
@@ -214,27 +215,27 @@ impl RequestMemory {
                 Some(taken) => taken.merge(more),
                 None => share.taken = Some(more),
             },
-            place = self.last_place.clone().acquire_owned() => {
-                share.last_place = Some(place.expect("the semaphore is never closed"));
+            permit = self.overdraft.clone().acquire_owned() => {
+                share.overdraft = Some(permit.expect("the semaphore is never closed"));
             }
         }
     }
 
-    /// Whether nothing but the last place can be taken.
+    /// Whether nothing but the overdraft permit can be taken.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.shared.is_exhausted()
     }
 
-    /// The bytes that are not taken, without the last place.
+    /// The bytes that are not taken, without the overdraft.
     #[cfg(test)]
     pub(crate) fn free_bytes(&self) -> usize {
         self.shared.free_bytes()
     }
 
-    /// Whether the last place is free.
+    /// Whether the overdraft permit is free.
     #[cfg(test)]
-    pub(crate) fn has_last_place(&self) -> bool {
-        self.last_place.available_permits() > 0
+    pub(crate) fn has_overdraft(&self) -> bool {
+        self.overdraft.available_permits() > 0
     }
 }
 
@@ -287,7 +288,7 @@ mod tests {
             let [first, second, third, _] = &mut shares;
             memory.grow(first, 8 * 1024).await;
             memory.grow(first, 100 * 1024).await;
-            assert!(first.last_place.is_some());
+            assert!(first.overdraft.is_some());
             let mut waiting = pin!(memory.grow(second, 8 * 1024));
             assert!(futures::poll!(waiting.as_mut()).is_pending());
             // The order is first come, first served: else small requests would starve it.

@@ -44,7 +44,7 @@ pub enum StateError {
 #[derive(Debug)]
 pub(crate) enum Refused {
     /// The store has no free space now; see [`Store::wait_for_space`].
-    NoRoom,
+    Full,
     /// The record is larger than the store accepts.
     TooLarge,
     /// Another server writes this state now.
@@ -56,7 +56,7 @@ pub(crate) enum Refused {
 impl From<AppendError> for Refused {
     fn from(error: AppendError) -> Self {
         match error {
-            AppendError::Full => Self::NoRoom,
+            AppendError::Full => Self::Full,
             AppendError::TooLarge { .. } => Self::TooLarge,
             AppendError::Fenced { .. } => Self::Fenced,
             error @ (AppendError::NotNext { .. }

@@ -49,12 +49,12 @@ pub(super) async fn handle(
     names.dedup();
 
     let limit = usize::try_from(request.response_partition_limit).unwrap_or(0);
-    let mut room = limit.clamp(1, MAX_PARTITIONS);
+    let mut left = limit.clamp(1, MAX_PARTITIONS);
     let mut response = DescribeTopicPartitionsResponse::default().with_next_cursor(None);
     for name in names {
         let from = if name == first_topic { first_partition } else { 0 };
         let wire_name = TopicName(StrBytes::from_string(name.clone()));
-        if room == 0 {
+        if left == 0 {
             response.next_cursor =
                 Some(Cursor::default().with_topic_name(wire_name).with_partition_index(from));
             break;
@@ -68,13 +68,13 @@ pub(super) async fn handle(
             Ok(topic) => topic,
             Err(error) => {
                 // An error counts as a partition too, so that the response stays bounded.
-                room -= 1;
+                left -= 1;
                 response.topics.push(described.with_error_code(ApiError::code(&error)));
                 continue;
             }
         };
         let count = i32::try_from(topic.partitions.len()).unwrap_or(i32::MAX);
-        let end = count.min(from.saturating_add(i32::try_from(room).unwrap_or(i32::MAX)));
+        let end = count.min(from.saturating_add(i32::try_from(left).unwrap_or(i32::MAX)));
         let partition = |index| {
             DescribeTopicPartitionsResponsePartition::default()
                 .with_partition_index(index)
@@ -86,7 +86,7 @@ pub(super) async fn handle(
                 .with_last_known_elr(Some(Vec::new()))
         };
         let partitions: Vec<_> = (from..end).map(partition).collect();
-        room -= partitions.len();
+        left -= partitions.len();
         response.topics.push(
             described
                 .with_topic_id(topic.id)

@@ -602,9 +602,9 @@ fn by_topic(
     read_committed: bool,
 ) -> Vec<fetch_response::Topic> {
     let mut topics: Vec<fetch_response::Topic> = Vec::new();
-    let mut places: HashMap<TopicRef, usize> = HashMap::new();
+    let mut indices: HashMap<TopicRef, usize> = HashMap::new();
     for (target, read) in reads {
-        let place = *places.entry(target.key.topic.clone()).or_insert_with(|| {
+        let at = *indices.entry(target.key.topic.clone()).or_insert_with(|| {
             let (name, id) = match target.key.topic {
                 TopicRef::Name(name) => (name, Uuid::nil()),
                 TopicRef::Id(id) => (Arc::from(""), id),
@@ -612,7 +612,7 @@ fn by_topic(
             topics.push(fetch_response::Topic { name, id, partitions: Vec::new() });
             topics.len() - 1
         });
-        topics[place].partitions.push(fetch_response::Partition {
+        topics[at].partitions.push(fetch_response::Partition {
             index: target.key.partition,
             error_code: read.status.error_code,
             high_watermark: read.status.high_watermark,

@@ -192,7 +192,7 @@ pub(super) struct Acks {
     /// whether that is in the results already.
     repeated: HashMap<TopicPartition, bool>,
     /// The deadline of all appends for free space in the log.
-    give_up_at: Instant,
+    deadline: Instant,
     /// In the order of the request.
     outcomes: Vec<(TopicPartition, Outcome)>,
 }
@@ -208,7 +208,7 @@ impl Acks {
         Self {
             is_renew_ack,
             repeated: named.filter(|of| !seen.insert(*of)).map(|of| (of, false)).collect(),
-            give_up_at: Instant::now() + cx.server.config.groups.room_timeout,
+            deadline: Instant::now() + cx.server.config.groups.append_timeout,
             outcomes: Vec::new(),
         }
     }
@@ -228,7 +228,7 @@ impl Acks {
             (Some(false), _) => {
                 Err(ApiError::InvalidRequest("a partition is named more than once".into()))
             }
-            (None, Ok(acks)) => append(cx, member, of, &acks, self.give_up_at).await,
+            (None, Ok(acks)) => append(cx, member, of, &acks, self.deadline).await,
             (None, Err(error)) => Err(error),
         };
         if let Err(error) = &outcome {
@@ -302,13 +302,13 @@ fn offset(offset: i64) -> StreamOffset {
     StreamOffset(offset.unsigned_abs())
 }
 
-/// Appends acknowledgements; waits for free space in the log until `give_up_at`.
+/// Appends acknowledgements; waits for free space in the log until `deadline`.
 async fn append(
     cx: &Context,
     member: &Member,
     of: TopicPartition,
     acks: &[Ack],
-    give_up_at: Instant,
+    deadline: Instant,
 ) -> Outcome {
     let partition = Member::partition(cx, of)?;
     let shares = cx.server.groups.shares();
@@ -327,9 +327,9 @@ async fn append(
             Err(NotTaken::NotAcquired | NotTaken::Gone) => {
                 return Err(ApiError::InvalidRecordState);
             }
-            Err(NotTaken::Log(refused @ state_stream::Refused::NoRoom)) => {
-                let room = timeout_at(give_up_at, shares.wait_for_space()).await;
-                room.map_err(|_| share::refused(refused))?;
+            Err(NotTaken::Log(refused @ state_stream::Refused::Full)) => {
+                let freed = timeout_at(deadline, shares.wait_for_space()).await;
+                freed.map_err(|_| share::refused(refused))?;
             }
             Err(NotTaken::Log(refused)) => return Err(share::refused(refused)),
         }

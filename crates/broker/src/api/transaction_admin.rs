@@ -213,8 +213,8 @@ async fn write_marker(
             Ok(append) => return Ok(append.await?),
             Err(AppendRejected::Refused(error)) => return Err(error),
             Err(AppendRejected::Full) => {
-                let room = timeout_at(until, cx.server.store.wait_for_space()).await;
-                room.map_err(|_| ApiError::TimedOut)?;
+                let freed = timeout_at(until, cx.server.store.wait_for_space()).await;
+                freed.map_err(|_| ApiError::TimedOut)?;
             }
         }
     }

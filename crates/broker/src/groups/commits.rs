@@ -266,7 +266,7 @@ impl Groups {
             let appended = shared.registry.with_live_group(group, append);
             match appended {
                 Ok(_) => return Ok(()),
-                Err(Refused::Stream(state_stream::Refused::NoRoom)) => {
+                Err(Refused::Stream(state_stream::Refused::Full)) => {
                     shared.log.wait_for_space().await;
                 }
                 Err(refused) => return Err(format!("{refused:?}")),
@@ -402,7 +402,7 @@ impl Shared {
     where
         A: Into<Option<Appended>>,
     {
-        let give_up_at = now() + self.config.room_timeout;
+        let deadline = now() + self.config.append_timeout;
         let appended = loop {
             let ended = self.pending.decision_ended();
             let is_for_space = match attempt() {
@@ -417,7 +417,7 @@ impl Shared {
                     return Err(ResponseError::CoordinatorNotAvailable);
                 }
                 Err(Blocked::Log(Refused::Stream(refused))) => match refused {
-                    state_stream::Refused::NoRoom => true,
+                    state_stream::Refused::Full => true,
                     state_stream::Refused::TooLarge => {
                         return Err(ResponseError::InvalidCommitOffsetSize);
                     }
@@ -435,7 +435,7 @@ impl Shared {
                     ended.await;
                 }
             };
-            if tokio::time::timeout_at(give_up_at.into(), again).await.is_err() {
+            if tokio::time::timeout_at(deadline.into(), again).await.is_err() {
                 let missing = match is_for_space {
                     true => "the write-ahead log was full for too long",
                     false => "a transaction with offsets of the same partitions did not end",

@@ -218,11 +218,11 @@ impl Shared {
 
     /// Waits until the state of a group's members is appended, and returns its last record.
     async fn append_unwritten(&self, slot: &Slot) -> Result<Option<Durable>, Fault> {
-        let give_up_at = now() + self.config.room_timeout;
+        let deadline = now() + self.config.append_timeout;
         loop {
             match self.registry.write(slot) {
                 Ok(durable) => return Ok(durable),
-                Err(Refused::NoRoom) => {}
+                Err(Refused::Full) => {}
                 Err(Refused::Fenced) => return Err(plain(ResponseError::NotCoordinator)),
                 Err(refused @ (Refused::TooLarge | Refused::Failed(_))) => {
                     let group = &*slot.name;
@@ -230,7 +230,7 @@ impl Shared {
                     return Err(unavailable());
                 }
             }
-            if tokio::time::timeout_at(give_up_at.into(), self.registry.wait_for_space())
+            if tokio::time::timeout_at(deadline.into(), self.registry.wait_for_space())
                 .await
                 .is_err()
             {

@@ -140,10 +140,11 @@ pub struct GroupConfig {
     /// `offsets.retention.check.interval.ms`: interval of the check for such offsets, and for
     /// groups with neither members nor offsets. Default 10 min, at least 1 s.
     pub sweep_interval: Duration,
-    /// How long a commit waits for space in the store, or for the end of a transaction that commits
-    /// offsets of the same partitions, before it fails with COORDINATOR_NOT_AVAILABLE, which
-    /// clients retry. Default 5 s, at most 1 min.
-    pub room_timeout: Duration,
+    /// How long a request waits until its record can be appended: for space in the log and, if it
+    /// commits offsets, for the end of a transaction that commits offsets of the same partitions.
+    /// It then fails with COORDINATOR_NOT_AVAILABLE, or for an acknowledgement of a share group
+    /// with KAFKA_STORAGE_ERROR; clients retry both. Default 5 s, at most 1 min.
+    pub append_timeout: Duration,
 }
 
 /// Times for members of groups that send heartbeats to the server (KIP-848, KIP-932). Kafka's names
@@ -214,7 +215,7 @@ impl Default for GroupConfig {
             max_offset_metadata_bytes: 4096,
             offsets_retention: Duration::from_secs(7 * 24 * 3600),
             sweep_interval: Duration::from_secs(600),
-            room_timeout: Duration::from_secs(5),
+            append_timeout: Duration::from_secs(5),
         }
     }
 }
@@ -259,8 +260,8 @@ impl GroupConfig {
         if self.sweep_interval < Duration::from_secs(1) {
             return refuse("the interval of the retention check must be at least 1 s");
         }
-        if self.room_timeout > Duration::from_secs(60) {
-            return refuse("the time that a commit waits for space must be at most 1 min");
+        if self.append_timeout > Duration::from_secs(60) {
+            return refuse("the append timeout of groups must be at most 1 min");
         }
         Ok(())
     }
@@ -403,8 +404,8 @@ impl Shared {
             self.check_membership_memory(group_id, Slot::bytes(group_id), None)?;
         }
         // Groups expire, so a client that retries finds space. Clients treat other errors as fatal.
-        let no_room = ResponseError::CoordinatorNotAvailable;
-        let slot = self.registry.get_or_create(group_id).ok_or(no_room)?;
+        let out_of_memory = ResponseError::CoordinatorNotAvailable;
+        let slot = self.registry.get_or_create(group_id).ok_or(out_of_memory)?;
         // A group created while `shutdown` iterates over the groups would keep its members waiting.
         self.check_open()?;
         Ok(slot)

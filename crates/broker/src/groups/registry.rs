@@ -388,7 +388,7 @@ impl Registry {
                 return Err(ResponseError::InconsistentGroupProtocol.into());
             }
             if !consumer.unwritten().is_empty() {
-                return Err(offset_log::Refused::Stream(Refused::NoRoom).into());
+                return Err(offset_log::Refused::Stream(Refused::Full).into());
             }
             // A group without an epoch was never written.
             if consumer.state().epoch > 0 {
@@ -407,7 +407,7 @@ impl Registry {
         }
         let classic = group.classic()?;
         match classic.is_unwritten() {
-            true => Err(offset_log::Refused::Stream(Refused::NoRoom).into()),
+            true => Err(offset_log::Refused::Stream(Refused::Full).into()),
             false => Ok(classic),
         }
     }

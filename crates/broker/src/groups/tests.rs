@@ -456,7 +456,7 @@ async fn an_offset_is_visible_only_once_it_is_durable() {
 #[tokio::test]
 async fn a_commit_waits_for_space_and_then_fails_with_a_retriable_error() {
     let mut world = World::new();
-    world.config.room_timeout = Duration::from_millis(20);
+    world.config.append_timeout = Duration::from_millis(20);
     let (_store, groups) = world.start().await;
     let note = s(&"n".repeat(4096));
     let request = |offset| {

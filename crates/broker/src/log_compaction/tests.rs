@@ -214,13 +214,13 @@ fn read_committed(batches: &[Batch], producers: &ProducerStates, piece: usize) -
     let mut seen = Vec::new();
     for fetched in batches.chunks(piece) {
         let aborted = producers.aborted_among(fetched[0].base, fetched);
-        let mut told: Vec<_> =
+        let mut listed: Vec<_> =
             aborted.iter().map(|aborted| (aborted.first_offset, aborted.producer_id)).collect();
-        told.sort_unstable();
+        listed.sort_unstable();
         let mut dropped = HashSet::new();
         for batch in fetched {
-            let begun = told.partition_point(|(first, _)| *first < batch.end().0);
-            dropped.extend(told.drain(..begun).map(|(_, id)| id));
+            let begun = listed.partition_point(|(first, _)| *first < batch.end().0);
+            dropped.extend(listed.drain(..begun).map(|(_, id)| id));
             let header = BatchHeader::parse(&batch.payload).unwrap();
             if header.is_control() {
                 if batch::outcome(&batch.payload) == Some(Outcome::Abort) {

@@ -172,11 +172,11 @@ impl Authorizer {
         }
         let mut keys = self.keys.lock().await;
         let mut taken: Vec<Vec<Acl>> = Vec::new();
-        let mut room = MAX_ACLS;
+        let mut left = MAX_ACLS;
         for filter in filters {
             let of_filter = keys.keys().filter(|acl| filter.matches(acl));
-            let of_filter: Vec<Acl> = of_filter.take(room + 1).cloned().collect();
-            room = room.checked_sub(of_filter.len()).ok_or(AclError::TooLarge)?;
+            let of_filter: Vec<Acl> = of_filter.take(left + 1).cloned().collect();
+            left = left.checked_sub(of_filter.len()).ok_or(AclError::TooLarge)?;
             taken.push(of_filter);
             // Each filter scans all ACLs.
             tokio::task::yield_now().await;

@@ -450,7 +450,7 @@ mod tests {
     async fn unknown_keys_do_not_block_other_clients() {
         let issuer = Arc::new(Issuer::new());
         let reading = Arc::new(tokio::sync::Notify::new());
-        let (tell, keys) = (reading.clone(), issuer.clone());
+        let (notify, keys) = (reading.clone(), issuer.clone());
         let first = std::sync::atomic::AtomicBool::new(true);
         let mut config = issuer::config(vec![]);
         config.keys = JwksSource::new(move || {
@@ -459,9 +459,9 @@ mod tests {
                 return Box::pin(async { Ok(keys) });
             }
             // The other side does not respond any more.
-            let tell = tell.clone();
+            let notify = notify.clone();
             Box::pin(async move {
-                tell.notify_one();
+                notify.notify_one();
                 std::future::pending().await
             })
         });

@@ -125,7 +125,7 @@ impl Run {
                 self.begin_pass();
                 tokio::time::sleep(Duration::from_micros(self.random.below(2_000))).await;
             }
-            self.end_life().await;
+            self.restart_server().await;
             self.check(0).await;
         }
         for producer in 0..2 {
@@ -385,7 +385,7 @@ impl Run {
         assert_eq!(response.topics[0].partitions[0].low_watermark, self.start as i64);
     }
 
-    async fn end_life(&mut self) {
+    async fn restart_server(&mut self) {
         match self.random.below(3) {
             0 => {
                 self.pass = None;

@@ -269,7 +269,7 @@ async fn large_requests_share_their_memory() {
     server.topic("t", 1, &[]).await;
     let batch = plain(&[1; 10_000]);
     assert!(batch.len() > 128 << 10 && batch.len() < 900 << 10, "{}", batch.len());
-    // The received part of the first leaves no space for the second, which has the last place:
+    // The received part of the first leaves no space for the second, which has the overdraft:
     // others wait, and are served when one of them ends.
     let memory = &server.server().request_memory;
     let mut half = Vec::new();
@@ -280,7 +280,7 @@ async fn large_requests_share_their_memory() {
         half.push(client);
         let is_second = half.len() == 2;
         let taken = async {
-            while memory.free_bytes() > 64 << 10 || memory.has_last_place() == is_second {
+            while memory.free_bytes() > 64 << 10 || memory.has_overdraft() == is_second {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

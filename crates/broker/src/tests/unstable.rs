@@ -112,7 +112,7 @@ fn decided(index: i32, offset: i64) -> BTreeMap<String, BTreeMap<i32, Position>>
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeated_transactional_commit_replaces_no_acknowledged_offset() {
     let configure = |config: &mut BrokerConfig| {
-        config.groups.room_timeout = Duration::from_millis(20);
+        config.groups.append_timeout = Duration::from_millis(20);
     };
     let mut server = TestServer::with(16 << 20, configure).await;
     server.topic("t", 2, &[]).await;
@@ -211,7 +211,10 @@ async fn a_group_with_staged_offsets_only_is_an_ordinary_group() {
         assert_eq!(delete_offsets(&mut client, "kept", &[("t", 0)]).await, (0, vec![0]));
         assert_eq!(stable_offsets(&mut client, "kept").await, [(0, -1), unstable]);
         assert_eq!(delete_group(&mut client, "deleted").await, 0);
-        assert_eq!(delete_group(&mut client, "deleted").await, 69);
+        assert_eq!(
+            delete_group(&mut client, "deleted").await,
+            ResponseError::GroupIdNotFound.code()
+        );
         assert_eq!(stable_offsets(&mut client, "deleted").await, [(0, -1), (0, -1)]);
         if crash {
             server.crash().await;

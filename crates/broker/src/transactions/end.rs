@@ -135,7 +135,7 @@ async fn complete(server: &Arc<Server>, slot: &Slot, resumed: bool) -> Result<()
     let append: Append = loop {
         match transactions.append(&slot.id, at_ms, &Event::Completed) {
             Ok(append) => break append,
-            Err(Refused::NoRoom) => transactions.store.wait_for_space().await,
+            Err(Refused::Full) => transactions.store.wait_for_space().await,
             Err(refused) => return Err(format!("{refused:?}")),
         }
     };

@@ -351,7 +351,7 @@ impl Transactions {
             match attempt() {
                 Ok(done) => return Ok(done),
                 Err(Blocked::Error(error)) => return Err(error),
-                Err(Blocked::Log(Refused::NoRoom)) => {}
+                Err(Blocked::Log(Refused::Full)) => {}
                 Err(Blocked::Log(refused)) => return Err(in_protocol(refused)),
             }
             if timeout_at(until, self.store.wait_for_space()).await.is_err() {
@@ -468,7 +468,7 @@ impl Transactions {
             .map_err(|kind| refuse(kind, "the memory limit of transactions is reached"))?;
         match self.change(&slot.0, &mut transaction, event) {
             Ok(_) => Ok(AppendGuard(transaction)),
-            Err(Refused::NoRoom) => Err(AppendRejected::Full),
+            Err(Refused::Full) => Err(AppendRejected::Full),
             Err(refused) => {
                 Err(refuse(ResponseError::CoordinatorNotAvailable, &format!("{refused:?}")))
             }
@@ -702,7 +702,7 @@ impl From<ResponseError> for Blocked {
 
 fn in_protocol(refused: Refused) -> ResponseError {
     match refused {
-        Refused::NoRoom => ResponseError::CoordinatorNotAvailable,
+        Refused::Full => ResponseError::CoordinatorNotAvailable,
         Refused::TooLarge => ResponseError::RecordListTooLarge,
         Refused::Fenced => ResponseError::NotCoordinator,
         Refused::Failed(cause) => {

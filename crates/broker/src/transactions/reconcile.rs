@@ -198,7 +198,7 @@ async fn end_with_losses(
             let changed = transactions.change(&slot, &mut slot.transaction.lock(), event.clone());
             match changed {
                 Ok(_) => break,
-                Err(Refused::NoRoom) => server.store.wait_for_space().await,
+                Err(Refused::Full) => server.store.wait_for_space().await,
                 Err(refused) => return Err(not_ended(&slot.id, &format!("{refused:?}"))),
             }
         }
@@ -278,7 +278,7 @@ async fn resolve_doubts(server: &Server) -> Result<(), TransactionsError> {
     loop {
         match server.transactions.append("", unix_time_ms(), &Event::Resolved) {
             Ok(_) => break,
-            Err(Refused::NoRoom) => server.store.wait_for_space().await,
+            Err(Refused::Full) => server.store.wait_for_space().await,
             Err(refused) => return Err(not_ended(&"several", &format!("{refused:?}"))),
         }
     }

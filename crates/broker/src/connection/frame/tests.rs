@@ -107,8 +107,8 @@ async fn separating_batches_refuses_exactly_the_malformed_requests() {
         let sent = request(version, &topics);
         // Positions after key and version. The content of batches does not matter, so it is left
         // out.
-        let places = (4..sent.len()).filter(|at| sent[*at] != FILL || sent[*at - 1] != FILL);
-        for at in places {
+        let positions = (4..sent.len()).filter(|at| sent[*at] != FILL || sent[*at - 1] != FILL);
+        for at in positions {
             let short = &sent[..at];
             let frame = read(short, &memory, 64).await;
             assert_eq!(joined(frame, version), whole(short, version), "v{version}, {at} bytes");

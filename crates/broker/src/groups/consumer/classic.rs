@@ -342,18 +342,18 @@ impl ConsumerGroup {
     }
 
     /// Whether there is a newer epoch, or a partition that the member waits for is free; or, with
-    /// `also_to_give_up`, whether the member has to report its owned partitions.
-    fn is_to_join_again(&self, id: &str, also_to_give_up: bool) -> bool {
+    /// `also_to_revoke`, whether the member has to report its owned partitions.
+    fn is_to_join_again(&self, id: &str, also_to_revoke: bool) -> bool {
         let Some((key, member)) = self.state.members.get_key_value(id) else { return false };
         let is_free = |topic: &Uuid, partition: &i32| {
             self.state.owners.get(&(*topic, *partition)).is_none_or(|owner| owner.id == *key)
         };
         match member.current.progress {
-            Progress::Revoking => also_to_give_up,
+            Progress::Revoking => also_to_revoke,
             _ if member.current.epoch < self.state.epoch => true,
             Progress::Stable => false,
             Progress::Waiting => {
-                also_to_give_up
+                also_to_revoke
                     && member.target.iter().any(|(topic, partitions)| {
                         let has = member.current.assigned.get(topic);
                         let missing =

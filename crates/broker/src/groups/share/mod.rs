@@ -663,7 +663,7 @@ pub(crate) async fn durable(record: Option<Durable>) -> Result<(), ApiError> {
 /// The error for a client when the log accepts no record now.
 pub(crate) fn refused(refused: Refused) -> ApiError {
     match refused {
-        Refused::NoRoom => ApiError::Storage("the write-ahead log is full, try again".into()),
+        Refused::Full => ApiError::Storage("the write-ahead log is full, try again".into()),
         Refused::TooLarge => {
             ApiError::Storage("the record exceeds the maximum size of the store".into())
         }

@@ -304,8 +304,8 @@ impl SharePartition {
                 report_acquired(&mut acquired, taken, batch.from, wanted.batch_records);
             }
             if let Some(rest) = cut {
-                let place = self.runs.partition_point(|run| run.from < rest.from);
-                self.runs.insert(place, rest);
+                let index = self.runs.partition_point(|run| run.from < rest.from);
+                self.runs.insert(index, rest);
             }
             let space = wanted.max_in_flight.saturating_sub(self.in_flight());
             let records = (batch.to.0 - new_from.0).min(space).min(may_take);
@@ -368,7 +368,7 @@ impl SharePartition {
                     AckKind::Gap | AckKind::Reject => Stored::Archived,
                     AckKind::Release => returned(run.deliveries, max_deliveries),
                 };
-                changes.push(give_up(run, state));
+                changes.push(end_delivery(run, state));
             }
         }
         self.tidy();
@@ -417,7 +417,7 @@ impl SharePartition {
                 }
                 Some(Return::Lost) => returned(run.deliveries, max_deliveries),
             };
-            changes.push(give_up(run, state));
+            changes.push(end_delivery(run, state));
         }
         self.tidy();
         changes
@@ -448,11 +448,11 @@ impl SharePartition {
 
     /// Splits the run that spans this offset.
     fn split(&mut self, at: StreamOffset) {
-        let place = self.runs.partition_point(|run| run.to <= at);
-        let Some(run) = self.runs.get_mut(place).filter(|run| run.from < at) else { return };
+        let index = self.runs.partition_point(|run| run.to <= at);
+        let Some(run) = self.runs.get_mut(index).filter(|run| run.from < at) else { return };
         let rest = Run { from: at, ..run.clone() };
         run.to = at;
-        self.runs.insert(place + 1, rest);
+        self.runs.insert(index + 1, rest);
     }
 
     /// Moves the start over finished runs, and merges equal neighbours.
@@ -476,7 +476,7 @@ fn returned(deliveries: u16, max_deliveries: u16) -> Stored {
     if deliveries < max_deliveries { Stored::Available } else { Stored::Archived }
 }
 
-fn give_up(run: &mut Run, state: Stored) -> Change {
+fn end_delivery(run: &mut Run, state: Stored) -> Change {
     run.delivery = match state {
         Stored::Available => Delivery::Available,
         Stored::Acknowledged => Delivery::Acknowledged,

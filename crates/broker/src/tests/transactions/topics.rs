@@ -109,7 +109,7 @@ async fn a_topic_is_not_created_between_the_check_of_the_older_one_and_the_recor
     server.topic("t", 1, &[]).await;
     let mut producer = Producer::init(&server, "a", true).await;
     let runtime = Handle::current();
-    let (looked, has_looked) = mpsc::channel();
+    let (checked, has_checked) = mpsc::channel();
     let (go_on, may_go_on) = mpsc::channel::<()>();
     let (at, on, identity) = (server.server().clone(), runtime.clone(), producer.identity());
     let commit = thread::spawn(move || {
@@ -121,14 +121,14 @@ async fn a_topic_is_not_created_between_the_check_of_the_older_one_and_the_recor
         let (view, id) = (at.topics.view(), at.topics.by_name("t").unwrap().id);
         let exists = || {
             let exists = at.topics.by_id(id).is_ok();
-            looked.send(()).unwrap();
+            checked.send(()).unwrap();
             // Later checks continue at once.
             let _ = may_go_on.recv();
             exists
         };
         on.block_on(at.transactions.add_offsets(identity, &request, topics, &view, None, exists))
     });
-    has_looked.recv().unwrap();
+    has_checked.recv().unwrap();
     delete_topic(&server, "t").await;
     let (at, on) = (server.server().clone(), runtime);
     let create = thread::spawn(move || {
