@@ -44,8 +44,8 @@ mod tests {
         let many = (0..14).map(|n| format!("user-{n}")).collect::<Vec<_>>().join(" ");
         assert_eq!(
             sorted(&many, MIN_CAPACITY),
-            "user-1 user-0 user-5 user-11 user-4 user-12 user-3 user-2 user-10 user-9 user-8 user-7 \
-             user-13 user-6"
+            "user-1 user-0 user-5 user-11 user-4 user-12 user-3 user-2 user-10 user-9 user-8 \
+             user-7 user-13 user-6"
         );
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::{COLOURS, STYLE, WIDTH, escape};
+use crate::{COLOURS, STYLE, WIDTH, escape, opening_tag};
 
 /// A chart of panels with horizontal bars.
 pub struct Bars {
@@ -14,8 +14,8 @@ pub struct Bars {
     pub panels: Vec<Panel>,
 }
 
-/// One measurement. Its bars begin at zero, and the longest one is as long as there is room:
-/// lengths compare within a panel, not between two.
+/// One measurement. Its bars begin at zero, and the longest one fills the width: lengths compare
+/// within a panel, not between two.
 pub struct Panel {
     /// What was measured.
     pub title: String,
@@ -23,8 +23,8 @@ pub struct Panel {
     pub bars: Vec<Bar>,
 }
 
-/// A bar. What has the same name has the same colour in all panels; at most eight names, so that
-/// they can be told apart.
+/// A bar. Bars of the same name have the same colour in all panels; there are at most eight names,
+/// so that the colours are distinguishable.
 pub struct Bar {
     /// To its left.
     pub name: String,
@@ -76,9 +76,7 @@ impl Bars {
         let mut svg = String::new();
         let mut line =
             |text: std::fmt::Arguments<'_>| writeln!(svg, "{text}").expect("a string takes all");
-        line(format_args!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">"#
-        ));
+        line(format_args!("{}", opening_tag(height)));
         line(format_args!("<title>{}</title>", escape(&self.title)));
         line(format_args!("{STYLE}"));
         line(format_args!(r#"<rect class="page" width="{WIDTH}" height="{height}" rx="6"/>"#));
@@ -112,7 +110,8 @@ impl Bars {
                         escape(&bar.name)
                     ));
                     line(format_args!(
-                        r#"<rect x="{start}" y="{y}" width="{length:.1}" height="{BAR}" fill="{colour}"/>"#
+                        "<rect x=\"{start}\" y=\"{y}\" width=\"{length:.1}\" height=\"{BAR}\" \
+                         fill=\"{colour}\"/>"
                     ));
                     let values = start + length + 6.0;
                     line(format_args!(

@@ -18,9 +18,9 @@ pub struct Chart {
     pub x: Axis,
     /// Upwards.
     pub y: Axis,
-    /// At most eight, so that they can be told apart.
+    /// At most eight, so that they are distinguishable.
     pub series: Vec<Series>,
-    /// Places on the x axis at which something happened, and what.
+    /// Positions on the x axis, and labels of the events there.
     pub marks: Vec<(f64, String)>,
 }
 
@@ -32,7 +32,7 @@ pub struct Axis {
     pub scale: Scale,
 }
 
-/// How values become places.
+/// How values become positions.
 pub enum Scale {
     /// From zero.
     Linear,
@@ -112,9 +112,17 @@ impl Axis {
         }
     }
 
-    fn place(&self, value: f64) -> f64 {
+    fn position(&self, value: f64) -> f64 {
         if let Scale::Logarithmic = self.scale { value.log10() } else { value }
     }
+}
+
+/// Returns the opening tag of a picture of this height.
+fn opening_tag(height: f64) -> String {
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
+         width=\"{WIDTH}\" height=\"{height}\" role=\"img\">"
+    )
 }
 
 /// A round number of which five to ten fit into `most`.
@@ -151,16 +159,15 @@ impl Chart {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let x = self.x.range(points().map(|point| point.0));
         let y = self.y.range(points().map(|point| point.1));
-        let share = |range: &Range, place: f64| (place - range.first) / (range.last - range.first);
-        let at_x = |place: f64| LEFT + share(&x, place) * PLOT_WIDTH;
-        let at_y = |place: f64| TOP + (1.0 - share(&y, place)) * PLOT_HEIGHT;
+        let share =
+            |range: &Range, position: f64| (position - range.first) / (range.last - range.first);
+        let at_x = |position: f64| LEFT + share(&x, position) * PLOT_WIDTH;
+        let at_y = |position: f64| TOP + (1.0 - share(&y, position)) * PLOT_HEIGHT;
 
         let mut svg = String::new();
         let mut line =
             |text: std::fmt::Arguments<'_>| writeln!(svg, "{text}").expect("a string takes all");
-        line(format_args!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img">"#
-        ));
+        line(format_args!("{}", opening_tag(HEIGHT)));
         line(format_args!("<title>{}</title>", escape(&self.title)));
         line(format_args!("{STYLE}"));
         line(format_args!(r#"<rect class="page" width="{WIDTH}" height="{HEIGHT}" rx="6"/>"#));
@@ -174,14 +181,14 @@ impl Chart {
         ));
 
         let (right, bottom) = (LEFT + PLOT_WIDTH, TOP + PLOT_HEIGHT);
-        for (place, text) in &y.ticks {
-            let at = at_y(*place);
+        for (position, text) in &y.ticks {
+            let at = at_y(*position);
             line(format_args!(r#"<path class="grid" d="M{LEFT} {at:.1}H{right}"/>"#));
             let (x, y) = (LEFT - 8.0, at + 4.0);
             line(format_args!(r#"<text class="end" x="{x}" y="{y:.1}">{}</text>"#, escape(text)));
         }
-        for (place, text) in &x.ticks {
-            let at = at_x(*place);
+        for (position, text) in &x.ticks {
+            let at = at_x(*position);
             line(format_args!(r#"<path class="axis" d="M{at:.1} {bottom}v5"/>"#));
             let y = bottom + 20.0;
             line(format_args!(
@@ -201,8 +208,8 @@ impl Chart {
             escape(&self.y.label)
         ));
 
-        for (place, text) in &self.marks {
-            let at = at_x(self.x.place(*place));
+        for (position, text) in &self.marks {
+            let at = at_x(self.x.position(*position));
             line(format_args!(r#"<path class="mark" d="M{at:.1} {TOP}V{bottom}"/>"#));
             let (x, y) = (at + 5.0, TOP + 12.0);
             line(format_args!(r#"<text class="note" x="{x:.1}" y="{y}">{}</text>"#, escape(text)));
@@ -211,19 +218,20 @@ impl Chart {
         for (n, series) in self.series.iter().enumerate() {
             let colour = COLOURS[n % COLOURS.len()];
             let dash = if series.dashed { r#" stroke-dasharray="7 5""# } else { "" };
-            let places: Vec<(f64, f64)> = series
+            let positions: Vec<(f64, f64)> = series
                 .points
                 .iter()
-                .map(|(x, y)| (at_x(self.x.place(*x)), at_y(self.y.place(*y))))
+                .map(|(x, y)| (at_x(self.x.position(*x)), at_y(self.y.position(*y))))
                 .collect();
-            let path: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+            let path: Vec<String> =
+                positions.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
             line(format_args!(
                 r#"<polyline class="line" stroke="{colour}"{dash} points="{}"/>"#,
                 path.join(" ")
             ));
             // So many would be a thick line.
-            if places.len() <= MOST_MARKERS {
-                for (x, y) in places {
+            if positions.len() <= MOST_MARKERS {
+                for (x, y) in positions {
                     line(format_args!("{}", marker(n, x, y, colour)));
                 }
             }
@@ -286,8 +294,9 @@ mod tests {
     fn ticks(scale: Scale, values: &[f64]) -> Vec<String> {
         let range = axis(scale).range(values.iter().copied());
         let inside = |value: &f64| {
-            let place = if range.first < 0.0 || range.last < 5.0 { value.log10() } else { *value };
-            (range.first..=range.last).contains(&place)
+            let position =
+                if range.first < 0.0 || range.last < 5.0 { value.log10() } else { *value };
+            (range.first..=range.last).contains(&position)
         };
         assert!(values.iter().all(inside), "{values:?} in {}..{}", range.first, range.last);
         range.ticks.into_iter().map(|tick| tick.1).collect()

@@ -149,7 +149,10 @@ macro_rules! api {
             handle: |cx, body| Box::pin($handle(cx, body)),
         }
     };
-    ($key:ident, $min:literal..=$max:literal, $shape:ident, |$cx:ident, $request:ident| $response:expr) => {
+    (
+        $key:ident, $min:literal..=$max:literal, $shape:ident,
+        |$cx:ident, $request:ident| $response:expr
+    ) => {
         Api {
             key: ApiKey::$key,
             name: stringify!($key),

@@ -6,13 +6,13 @@ use std::num::NonZeroU32;
 use alluvium_stream::{CatalogError, StoreError};
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::alter_user_scram_credentials_request::ScramCredentialUpsertion;
-use kafka_protocol::messages::alter_user_scram_credentials_response::AlterUserScramCredentialsResult;
 use kafka_protocol::messages::describe_user_scram_credentials_response::{
     CredentialInfo, DescribeUserScramCredentialsResult,
 };
 use kafka_protocol::messages::{
     AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse,
     DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse,
+    alter_user_scram_credentials_response as alter_response,
 };
 use kafka_protocol::protocol::StrBytes;
 
@@ -71,15 +71,16 @@ pub(super) async fn alter(
                 })
             }
         };
-        let mut result =
-            AlterUserScramCredentialsResult::default().with_user(name).with_error_message(None);
+        let mut result = alter_response::AlterUserScramCredentialsResult::default()
+            .with_user(name)
+            .with_error_message(None);
         if let Err((kind, message)) = outcome {
             result.error_code = kind.code();
             result.error_message = Some(StrBytes::from_string(message));
         }
         response.results.push(result);
     }
-    let hash = |r: &AlterUserScramCredentialsResult| java_order::hash(&r.user);
+    let hash = |r: &alter_response::AlterUserScramCredentialsResult| java_order::hash(&r.user);
     java_order::sort(&mut response.results, java_order::MIN_CAPACITY, hash);
     response
 }

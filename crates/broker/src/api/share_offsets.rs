@@ -8,10 +8,10 @@ use alluvium_stream::StreamOffset;
 use kafka_protocol::messages::alter_share_group_offsets_response::{
     AlterShareGroupOffsetsResponsePartition, AlterShareGroupOffsetsResponseTopic,
 };
-use kafka_protocol::messages::delete_share_group_offsets_response::DeleteShareGroupOffsetsResponseTopic;
 use kafka_protocol::messages::{
     AlterShareGroupOffsetsRequest, AlterShareGroupOffsetsResponse, DeleteShareGroupOffsetsRequest,
     DeleteShareGroupOffsetsResponse, TopicName,
+    delete_share_group_offsets_response as delete_response,
 };
 use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
@@ -233,7 +233,7 @@ pub(super) async fn delete(
             },
         };
         topics.push(
-            DeleteShareGroupOffsetsResponseTopic::default()
+            delete_response::DeleteShareGroupOffsetsResponseTopic::default()
                 .with_topic_name(topic.topic_name)
                 .with_topic_id(found.map_or(Uuid::nil(), |topic| topic.id))
                 .with_error_code(code)

@@ -359,7 +359,10 @@ proptest! {
     #[test]
     fn the_last_record_of_each_key_stays(
         steps in prop::collection::vec(step(), 1..60),
-        cuts in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..4),
+        cuts in prop::collection::vec(
+            (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
+            1..4,
+        ),
         piece in 1usize..40,
     ) {
         let mut log = Log::default();

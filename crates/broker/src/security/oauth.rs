@@ -356,7 +356,10 @@ mod tests {
         let config = issuer::config(vec![]);
         let keys = parse_keys(&issuer.jwks("k")).unwrap();
         let header = json!({"alg": "ES256", "kid": "k"});
-        let good = json!({"iss": "https://issuer", "aud": ["x", "kafka"], "sub": "alice", "exp": 1100, "scope": "see use"});
+        let good = json!({
+            "iss": "https://issuer", "aud": ["x", "kafka"], "sub": "alice", "exp": 1100,
+            "scope": "see use",
+        });
         let now = 1000;
         let taken = |header: &Value, claims: &Value| {
             check(&config, &keys, &issuer.token(header, claims), now)
@@ -437,7 +440,9 @@ mod tests {
             Box::pin(async { Ok(keys) })
         });
         let oauth = Oauth::new(config);
-        let claims = json!({"iss": "https://issuer", "aud": "kafka", "sub": "a", "exp": 1e12, "scope": "use"});
+        let claims = json!({
+            "iss": "https://issuer", "aud": "kafka", "sub": "a", "exp": 1e12, "scope": "use",
+        });
         let token = issuer.token(&json!({"alg": "ES256", "kid": "new"}), &claims);
         // The keys were just read, so they are not read again.
         assert_eq!(oauth.verify(&token).await, Err(UNKNOWN_KEY));
@@ -466,7 +471,9 @@ mod tests {
             })
         });
         let oauth = Arc::new(Oauth::new(config));
-        let claims = json!({"iss": "https://issuer", "aud": "kafka", "sub": "a", "exp": 1e12, "scope": "use"});
+        let claims = json!({
+            "iss": "https://issuer", "aud": "kafka", "sub": "a", "exp": 1e12, "scope": "use",
+        });
         let token = |kid| issuer.token(&json!({"alg": "ES256", "kid": kid}), &claims);
         assert!(oauth.verify(&token("known")).await.is_ok());
         *oauth.loaded.lock().await = Instant::now().checked_sub(LEAST_REFRESH);

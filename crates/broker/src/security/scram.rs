@@ -340,7 +340,12 @@ mod tests {
         // HMAC does not distinguish a key from the same key with trailing zeros, so there are none
         // here.
         #[test]
-        fn only_the_right_password_passes(password in "[^\0]{0,9}", other in "[^\0]{0,9}", user in "[^,=]{1,9}", sha512: bool) {
+        fn only_the_right_password_passes(
+            password in "[^\0]{0,9}",
+            other in "[^\0]{0,9}",
+            user in "[^,=]{1,9}",
+            sha512: bool,
+        ) {
             let hash = if sha512 { Hash::Sha512 } else { Hash::Sha256 };
             let iterations = 1.try_into().unwrap();
             let kept = Credential::of_password(hash, password.as_bytes(), vec![7; 8], iterations);

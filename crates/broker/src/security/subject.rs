@@ -205,7 +205,8 @@ mod tests {
         ]);
         assert_eq!(
             of(&der).unwrap(),
-            "1.2.840.113549.1.9.1=#0c03614062,CN=Jürgen,OU=\\ x\\=y\\\r,O=A\\, B & \\\"C\\\" \\#1,C=DE"
+            "1.2.840.113549.1.9.1=#0c03614062,CN=Jürgen,\
+             OU=\\ x\\=y\\\r,O=A\\, B & \\\"C\\\" \\#1,C=DE"
         );
         assert_eq!(of(&certificate(vec![])).unwrap(), "");
     }
@@ -224,7 +225,8 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_cause_a_panic(at in 0_usize..300, byte: u8, cut in 0_usize..400) {
-            let mut der = certificate(vec![(DnType::CommonName, "name"), (DnType::CountryName, "DE")]);
+            let name = vec![(DnType::CommonName, "name"), (DnType::CountryName, "DE")];
+            let mut der = certificate(name);
             let at = at.min(der.len() - 1);
             der[at] = byte;
             der.truncate(cut);

@@ -156,7 +156,8 @@ fn rows() -> BTreeMap<String, Row> {
     rows.insert(
         "bearer".into(),
         Row::to(SECURED).handshake(1, "OAUTHBEARER").token(
-            b"n,,\x01auth=Bearer eyJhbGciOiJFZERTQSIsImtpZCI6ImsifQ.eyJpc3MiOiJpc3N1ZXIifQ.AAAA\x01\x01",
+            b"n,,\x01auth=Bearer eyJhbGciOiJFZERTQSIsImtpZCI6ImsifQ.\
+              eyJpc3MiOiJpc3N1ZXIifQ.AAAA\x01\x01",
         ),
     );
     rows.insert(

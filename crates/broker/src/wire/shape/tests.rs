@@ -125,7 +125,13 @@ proptest! {
     #[test]
     fn shape_and_decoder_agree_on_damaged_requests(
         pick in any::<prop::sample::Index>(),
-        edits in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![any::<u8>(), 0u8..4, Just(0x80), Just(0xff)]), 1..4),
+        edits in prop::collection::vec(
+            (
+                any::<prop::sample::Index>(),
+                prop_oneof![any::<u8>(), 0u8..4, Just(0x80), Just(0xff)],
+            ),
+            1..4,
+        ),
     ) {
         let versions: Vec<_> = all().collect();
         let (api, version) = versions[pick.index(versions.len())];
