@@ -93,24 +93,24 @@ const ALL: [Workload; 9] = [
 /// All keys of the default load are in memory.
 const DEFAULT_MEMORY: Size = Size::gib(3);
 /// One call in this many is timed.
-const TIMED: u64 = 16;
+const TIMING_INTERVAL: u64 = 16;
 const BATCH: usize = 32;
 /// Values are slices of this many bytes, plus the length of a value.
 const SAMPLE_BYTES: usize = 1 << 20;
 const KEY_BYTES: usize = 16;
 /// More than any disk has: such a request is a mistake, and would not end.
-const MOST_BYTES: Size = Size::tib(256);
+const MAX_BYTES: Size = Size::tib(256);
 
-/// What a workload took, in total for all threads.
+/// The measurement of a workload, in total for all threads.
 #[derive(Default)]
-struct Taken {
+struct Measurement {
     operations: u64,
     cpu: Duration,
     elapsed: Duration,
     latencies: Option<Histogram<u64>>,
 }
 
-impl Taken {
+impl Measurement {
     fn per_operation_us(&self, time: Duration) -> f64 {
         time.as_secs_f64() * 1e6 / self.operations.max(1) as f64
     }
@@ -122,8 +122,8 @@ impl Taken {
 }
 
 impl BenchArgs {
-    /// Returns what is wrong with the arguments.
-    fn fault(&self) -> Option<String> {
+    /// Returns the error in the arguments, if there is one.
+    fn usage_error(&self) -> Option<String> {
         let Self { keys, value, threads, .. } = self;
         if *keys < u64::from(*threads) {
             return Some(format!(
@@ -137,9 +137,9 @@ impl BenchArgs {
             ));
         }
         let bytes = value.bytes.saturating_add(KEY_BYTES as u64).saturating_mul(*keys);
-        (bytes > MOST_BYTES.bytes).then(|| {
+        (bytes > MAX_BYTES.bytes).then(|| {
             format!(
-                "--keys {keys} with --value {value} are more than {MOST_BYTES}, which no disk has"
+                "--keys {keys} with --value {value} are more than {MAX_BYTES}, which no disk has"
             )
         })
     }
@@ -150,8 +150,8 @@ impl BenchArgs {
 /// # Errors
 /// Invalid arguments, the directory is not empty, or the cache fails.
 pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
-    if let Some(fault) = args.fault() {
-        return Err(Failure::Usage(fault));
+    if let Some(error) = args.usage_error() {
+        return Err(Failure::Usage(error));
     }
     memory::check(args.cache.memory(DEFAULT_MEMORY));
     if args.dir.exists() {
@@ -184,17 +184,17 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     ]);
     let mut rows = Vec::new();
     for workload in workloads {
-        let taken = bench.measure(*workload)?;
+        let measured = bench.measure(*workload)?;
         let stats = bench.cache()?.stats();
         let quantile =
-            |at| taken.quantile_us(at).map_or_else(|| "-".into(), |us| format!("{us:.2}"));
+            |at| measured.quantile_us(at).map_or_else(|| "-".into(), |us| format!("{us:.2}"));
         let name =
             workload.to_possible_value().map_or_else(String::new, |it| it.get_name().to_owned());
         table.row(vec![
             name.clone(),
-            taken.operations.to_string(),
-            format!("{:.3}", taken.per_operation_us(taken.elapsed)),
-            format!("{:.3}", taken.per_operation_us(taken.cpu)),
+            measured.operations.to_string(),
+            format!("{:.3}", measured.per_operation_us(measured.elapsed)),
+            format!("{:.3}", measured.per_operation_us(measured.cpu)),
             quantile(0.5),
             quantile(0.99),
             quantile(0.999),
@@ -212,12 +212,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
         ]);
         rows.push(serde_json::json!({
             "workload": name,
-            "operations": taken.operations,
-            "us_per_operation": taken.per_operation_us(taken.elapsed),
-            "cpu_us_per_operation": taken.per_operation_us(taken.cpu),
-            "p50_us": taken.quantile_us(0.5),
-            "p99_us": taken.quantile_us(0.99),
-            "p999_us": taken.quantile_us(0.999),
+            "operations": measured.operations,
+            "us_per_operation": measured.per_operation_us(measured.elapsed),
+            "cpu_us_per_operation": measured.per_operation_us(measured.cpu),
+            "p50_us": measured.quantile_us(0.5),
+            "p99_us": measured.quantile_us(0.99),
+            "p999_us": measured.quantile_us(0.999),
             "stalls": stats.stalls,
             "disk_bytes": stats.disk_bytes,
             "compressed": stats.compressed,
@@ -278,7 +278,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn measure(&mut self, workload: Workload) -> Result<Taken, Failure> {
+    fn measure(&mut self, workload: Workload) -> Result<Measurement, Failure> {
         if matches!(workload, Workload::Fillseq | Workload::Fillrandom) {
             self.close()?;
             drop(RemoveAtEnd(&self.args.dir));
@@ -288,7 +288,7 @@ impl Bench<'_> {
             self.close()?;
             let (started, cpu) = (Instant::now(), cpu_time());
             self.cache()?;
-            return Ok(Taken {
+            return Ok(Measurement {
                 operations: 1,
                 cpu: cpu_time() - cpu,
                 elapsed: started.elapsed(),
@@ -301,23 +301,24 @@ impl Bench<'_> {
         let values = sample(&mut Random::new(0x5eed), SAMPLE_BYTES + bytes(args.value));
         let values = &values[..];
         let started = Instant::now();
-        let taken = thread::scope(|scope| {
+        let measured = thread::scope(|scope| {
             let threads = u64::from(args.threads);
-            let run = |thread| scope.spawn(move || one(cache, args, values, workload, thread));
+            let run =
+                |thread| scope.spawn(move || run_thread(cache, args, values, workload, thread));
             let running: Vec<_> = (0..threads).map(run).collect();
-            let mut all = Taken::default();
+            let mut all = Measurement::default();
             for thread in running {
-                let taken = thread.join().expect("a workload does not panic")?;
-                all.operations += taken.operations;
-                all.cpu += taken.cpu;
-                match (&mut all.latencies, taken.latencies) {
+                let measured = thread.join().expect("a workload does not panic")?;
+                all.operations += measured.operations;
+                all.cpu += measured.cpu;
+                match (&mut all.latencies, measured.latencies) {
                     (Some(all), Some(latencies)) => all.add(latencies).expect("the same bounds"),
                     (none, latencies) => *none = latencies,
                 }
             }
             Ok::<_, Failure>(all)
         })?;
-        Ok(Taken { elapsed: started.elapsed(), ..taken })
+        Ok(Measurement { elapsed: started.elapsed(), ..measured })
     }
 }
 
@@ -347,13 +348,13 @@ fn sample(random: &mut Random, len: usize) -> Vec<u8> {
 }
 
 /// Runs one thread, with slices of `values`.
-fn one(
+fn run_thread(
     cache: &Cache,
     args: &BenchArgs,
     values: &[u8],
     workload: Workload,
     thread: u64,
-) -> Result<Taken, Failure> {
+) -> Result<Measurement, Failure> {
     let mut random = Random::new(0x5eed + thread);
     let threads = u64::from(args.threads);
     let operations = args.keys / threads;
@@ -370,7 +371,7 @@ fn one(
     let (mut done, mut read_bytes) = (0, 0);
     let cpu = cpu_time();
     while done < operations {
-        let started = done.is_multiple_of(TIMED).then(Instant::now);
+        let started = done.is_multiple_of(TIMING_INTERVAL).then(Instant::now);
         match workload {
             Workload::Fillseq => cache.put(&key(done * threads + thread), value_at(&mut random))?,
             Workload::Fillrandom | Workload::Overwrite => {
@@ -420,7 +421,7 @@ fn one(
     }
     black_box(read_bytes);
     let latencies = (workload != Workload::Getmany).then_some(latencies);
-    Ok(Taken { operations: done, cpu: cpu_time() - cpu, elapsed: Duration::ZERO, latencies })
+    Ok(Measurement { operations: done, cpu: cpu_time() - cpu, elapsed: Duration::ZERO, latencies })
 }
 
 #[cfg(test)]
@@ -464,36 +465,36 @@ mod tests {
     }
 
     #[derive(Parser)]
-    struct Line {
+    struct Cli {
         #[command(flatten)]
         args: BenchArgs,
     }
 
     #[test]
-    fn a_bench_without_keys_or_threads_is_refused() {
+    fn invalid_sizes_and_counts_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let dir = directory.path().join("cache");
-        let parsed = |words: &[&str]| {
+        let parsed = |flags: &[&str]| {
             let dir = ["bench", "--dir", dir.to_str().unwrap()];
-            Line::try_parse_from([&dir[..], words].concat()).map(|line| line.args)
+            Cli::try_parse_from([&dir[..], flags].concat()).map(|cli| cli.args)
         };
-        for words in [["--keys", "0"], ["--threads", "0"]] {
-            let told = parsed(&words).unwrap_err().to_string();
-            assert!(told.contains(words[0]), "{told}");
+        for flags in [["--keys", "0"], ["--threads", "0"]] {
+            let error = parsed(&flags).unwrap_err().to_string();
+            assert!(error.contains(flags[0]), "{error}");
         }
         let args = parsed(&["--keys", "3", "--threads", "4"]).unwrap();
-        let Err(Failure::Usage(told)) = run(&args) else { panic!("nothing is measured") };
-        assert!(told.contains("--keys 3") && told.contains("--threads 4"), "{told}");
-        // Nor what does not fit, or would not end.
-        for (words, told) in [
+        let Err(Failure::Usage(error)) = run(&args) else { panic!("nothing is measured") };
+        assert!(error.contains("--keys 3") && error.contains("--threads 4"), "{error}");
+        // Values that do not fit into a journal, or that no disk can hold.
+        for (flags, expected) in [
             (["--value", "1TiB"], "--value 1TiB does not fit into a journal"),
             (["--value", "128MiB"], "--journal is 128MiB"),
             (["--keys", "3000000000000"], "with --value 100B are more than 256TiB"),
             (["--keys", "18446744073709551615"], "are more than 256TiB"),
         ] {
-            let args = parsed(&words).unwrap();
-            let Err(Failure::Usage(said)) = run(&args) else { panic!("{words:?}") };
-            assert!(said.contains(told), "{said}");
+            let args = parsed(&flags).unwrap();
+            let Err(Failure::Usage(error)) = run(&args) else { panic!("{flags:?}") };
+            assert!(error.contains(expected), "{error}");
         }
         assert!(!dir.exists());
     }

@@ -35,9 +35,9 @@ pub(crate) struct CompactArgs {
     json: bool,
 }
 
-/// More than the newest journal, its successor and the minimum of a cache take, whatever the size
-/// of its journals.
-const ROOM: Size = Size::gib(16);
+/// Additional disk budget: more than the newest journal, its successor and the minimum of a cache
+/// take, whatever the size of its journals.
+const EXTRA_DISK: Size = Size::gib(16);
 /// The unit in which the system reports the disk space of a file.
 const SECTOR_BYTES: u64 = 512;
 
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &CompactArgs) -> Result<(), Failure> {
     let before = OnDisk::of(directory)?;
     let options = Options {
         memory_bytes: bytes(args.memory),
-        max_disk_bytes: before.bytes.saturating_add(ROOM.bytes),
+        max_disk_bytes: before.bytes.saturating_add(EXTRA_DISK.bytes),
         when_full: WhenFull::Refuse,
         compression: Compression::None,
         create: false,
@@ -99,12 +99,12 @@ pub(crate) fn run(args: &CompactArgs) -> Result<(), Failure> {
             "damaged": compacted.damaged,
         }));
     }
-    let told = |when: &str, on_disk: OnDisk| {
+    let print = |when: &str, on_disk: OnDisk| {
         let journals = counted(on_disk.journals, "journal", "journals");
         output::line(format_args!("{when} {journals}, {} on disk", about(on_disk.bytes)))
     };
-    told("before:", before)?;
-    told("after: ", after)?;
+    print("before:", before)?;
+    print("after: ", after)?;
     if compacted.damaged > 0 {
         let journals =
             counted(compacted.damaged as u64, "damaged journal stays", "damaged journals stay");
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_space_of_what_was_deleted_comes_back() {
+    fn the_space_of_deleted_records_is_reclaimed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let options =
@@ -145,12 +145,12 @@ mod tests {
             (0..6000u64)
                 .all(|key| { cache.contains(&key.to_le_bytes()).unwrap() == (key % 2 == 1) })
         );
-        let Err(Failure::Failed(said)) = run(&args(path)) else { panic!("the cache is in use") };
-        assert!(said.contains("in use by another process"), "{said}");
+        let Err(Failure::Failed(error)) = run(&args(path)) else { panic!("the cache is in use") };
+        assert!(error.contains("in use by another process"), "{error}");
     }
 
     #[test]
-    fn a_directory_with_other_files_is_not_made_a_cache() {
+    fn a_directory_without_a_cache_is_refused_and_not_changed() {
         let directory = tempfile::tempdir().unwrap();
         assert!(matches!(run(&args(directory.path())), Err(Failure::Usage(_))));
         assert!(matches!(run(&args(&directory.path().join("none"))), Err(Failure::Usage(_))));

@@ -62,11 +62,11 @@ fn verdict(directory: &Path, is_damaged: bool) -> Result<(), Failure> {
 /// Something is damaged; the directory has no readable cache.
 pub(crate) fn run(args: &InspectArgs) -> Result<(), Failure> {
     let mut reports = Vec::new();
-    let looked = alluvium_journal::inspect(&args.directory, |report| {
+    let inspected = alluvium_journal::inspect(&args.directory, |report| {
         reports.push(report);
         Ok::<_, Failure>(())
     });
-    let journal_bytes = looked.map_err(Failure::not_checked)?;
+    let journal_bytes = inspected.map_err(Failure::not_checked)?;
     show(args, &reports, journal_bytes, files_set_aside(&args.directory)?)?;
     verdict(&args.directory, reports.iter().any(is_damaged))
 }
@@ -133,7 +133,7 @@ fn show(
         about(journal_bytes as u64)
     ))?;
     output::line(table)?;
-    tell_of(aside)
+    print_set_aside(aside)
 }
 
 fn files_set_aside(directory: &Path) -> Result<SetAside, Failure> {
@@ -141,7 +141,7 @@ fn files_set_aside(directory: &Path) -> Result<SetAside, Failure> {
 }
 
 /// Reports files that were set aside: they are no longer journals of the cache, and take space.
-fn tell_of(aside: SetAside) -> Result<(), Failure> {
+fn print_set_aside(aside: SetAside) -> Result<(), Failure> {
     if aside.files == 0 {
         return Ok(());
     }
@@ -159,30 +159,30 @@ fn tell_of(aside: SetAside) -> Result<(), Failure> {
 /// Something is damaged; the directory has no readable cache.
 pub(crate) fn verify(args: &VerifyArgs) -> Result<(), Failure> {
     let (mut records, mut has_damage, mut has_damaged_bytes) = (0, false, false);
-    let looked = alluvium_journal::inspect(&args.directory, |report| {
+    let inspected = alluvium_journal::inspect(&args.directory, |report| {
         records += report.values + report.tombstones;
         has_damage |= is_damaged(&report);
-        let place = format!("journal {} ({})", report.number, report.file_name());
+        let journal = format!("journal {} ({})", report.number, report.file_name());
         if report.damaged_bytes > 0 {
-            output::line(format_args!("{place}: {} bytes are damaged", report.damaged_bytes))?;
+            output::line(format_args!("{journal}: {} bytes are damaged", report.damaged_bytes))?;
             has_damaged_bytes = true;
         }
         if report.hint == HintState::Mismatch {
             output::line(format_args!(
-                "{place}: its hint disagrees with it; remove the hint, and the next opening reads \
-                 the journal"
+                "{journal}: its hint disagrees with it; remove the hint, and the next opening \
+                 reads the journal"
             ))?;
         }
         Ok(())
     });
-    looked.map_err(Failure::not_checked)?;
+    inspected.map_err(Failure::not_checked)?;
     if has_damaged_bytes {
         output::line(
             "Damaged records are not used: a read of such a key is an error, or finds nothing, \
              until the key is written or deleted. The other records are not affected.",
         )?;
     }
-    tell_of(files_set_aside(&args.directory)?)?;
+    print_set_aside(files_set_aside(&args.directory)?)?;
     verdict(&args.directory, has_damage)?;
     output::line(format_args!("{records} records, nothing is damaged"))
 }

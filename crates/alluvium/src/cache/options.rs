@@ -109,34 +109,34 @@ mod tests {
     use crate::output::Failure;
 
     #[derive(Parser)]
-    struct Line {
+    struct Cli {
         #[command(flatten)]
         args: CacheArgs,
     }
 
     #[test]
-    fn the_least_interval_is_what_the_help_says() {
+    fn a_sync_interval_below_one_millisecond_is_refused() {
         for text in ["0ms", "0s"] {
-            let told = durability(text).unwrap_err();
-            assert!(told.contains("at least 1ms, or `always`"), "{told}");
+            let error = durability(text).unwrap_err();
+            assert!(error.contains("at least 1ms, or `always`"), "{error}");
         }
         let least = Duration::from_millis(1);
         assert_eq!(durability("1ms"), Ok(Durability::Interval(least)));
-        assert!(Line::try_parse_from(["x", "--durability", "0ms"]).is_err());
+        assert!(Cli::try_parse_from(["x", "--durability", "0ms"]).is_err());
     }
 
     #[test]
     fn option_errors_name_the_flags_of_the_command_line() {
         let directory = tempfile::tempdir().unwrap();
-        for (words, told) in [
+        for (flags, expected) in [
             (["--memory", "1MiB", "--journal", "1MiB"], "--memory is 1048576; with journals of"),
             (["--max-disk", "4MiB", "--journal", "1MiB"], "--max-disk is 4194304; with journals"),
             (["--memory", "1GiB", "--journal", "5KiB"], "--journal is 5120; it must be 1 MiB"),
         ] {
-            let Line { args } = Line::try_parse_from(["x"].iter().chain(&words)).unwrap();
+            let Cli { args } = Cli::try_parse_from(["x"].iter().chain(&flags)).unwrap();
             let error = Cache::open(directory.path(), args.options(Size::gib(1))).unwrap_err();
-            let Failure::Usage(said) = Failure::from(error) else { panic!("{words:?}") };
-            assert!(said.contains(told) && !said.contains("_bytes"), "{said}");
+            let Failure::Usage(message) = Failure::from(error) else { panic!("{flags:?}") };
+            assert!(message.contains(expected) && !message.contains("_bytes"), "{message}");
         }
     }
 }

@@ -10,8 +10,8 @@ mod files;
 mod glob;
 mod info;
 mod request;
+mod session;
 mod set;
-mod talk;
 mod threads;
 
 use std::io::{Read as _, Write as _};
@@ -75,18 +75,23 @@ pub(crate) struct ServeArgs {
     metrics_listen: Option<Address>,
     /// Maximum number of connected clients; lower if the limit of open files (ulimit -n) does not
     /// permit as many in addition to the journals.
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 10_000,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     max_connections: u32,
     /// Memory that all connections share for large requests and answers and for large values read
     /// from disk; up to 64KiB of each are not counted. A request that does not fit gets an error.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(512))]
     buffer_memory: Size,
     /// A client without requests is disconnected after this time, at least 1s.
-    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = idle)]
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_idle_timeout)]
     idle_timeout: Span,
     /// Minimum rate, in bytes per second, at which a client has to send a request and receive its
     /// answers; it is disconnected when it is 30s behind.
-    #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64), value_parser = rate)]
+    #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64), value_parser = parse_rate)]
     min_rate: Size,
     /// What to log: error, warn, info, debug or trace, or a list of target=level.
     #[arg(long, value_name = "FILTER", default_value = "info")]
@@ -95,15 +100,15 @@ pub(crate) struct ServeArgs {
 
 const DEFAULT_MEMORY: Size = Size::gib(1);
 /// The minimum of `--idle-timeout`.
-const LEAST_IDLE: Duration = Duration::from_secs(1);
+const MIN_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// With `--durability always`: answers wait for their own sync, so this one finds nothing to do.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// The maximum number of blocking threads.
-const WAITING_THREADS: usize = 512;
-/// See [`Patience::time`].
-const PATIENCE: Duration = Duration::from_secs(30);
+const BLOCKING_THREADS: usize = 512;
+/// See [`SlowClientLimits::max_lag`].
+const MAX_LAG: Duration = Duration::from_secs(30);
 /// How long requests in progress may take when the server stops.
-const GRACE: Duration = Duration::from_secs(10);
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 /// The delay after a failed accept, typically for lack of file descriptors: the kernel does not
 /// report when there are some again.
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
@@ -115,7 +120,7 @@ struct Server {
     /// Answers to writes wait until everything is on stable storage. (Instead of the cache's own
     /// [`Durability::Always`], with which each write of a pipeline would wait for a sync of its
     /// own.)
-    flushes: bool,
+    flushes_before_answers: bool,
     /// The oldest records are evicted when the disk space is used up.
     evicts: bool,
     /// The values of `--memory` and `--max-disk`, for INFO and metrics.
@@ -126,7 +131,7 @@ struct Server {
     counters: Counters,
     max_connections: u32,
     idle_timeout: Duration,
-    patience: Patience,
+    slow_clients: SlowClientLimits,
     started: Instant,
     next_id: AtomicI64,
     /// Limits the blocking threads in use by writers: when these all wait for the disk, threads are
@@ -134,13 +139,14 @@ struct Server {
     writers: Semaphore,
 }
 
-/// How long the server waits for an active client.
+/// The limits beyond which a client that has not finished a transfer is disconnected.
 #[derive(Clone, Copy, Debug)]
-struct Patience {
-    /// The time within which it has to authenticate, and by which it may be behind the rate.
-    time: Duration,
+struct SlowClientLimits {
+    /// How far the client may be behind the minimum rate. It also has to authenticate within this
+    /// time.
+    max_lag: Duration,
     /// Bytes per second, at least 1, for a request being received and for answers being sent.
-    least_rate: u64,
+    min_rate: u64,
 }
 
 /// The state of a connection.
@@ -148,19 +154,18 @@ struct Client {
     id: i64,
     name: Vec<u8>,
     answers: Answers,
-    /// It is authenticated.
-    is_known: bool,
-    /// It has asked to be disconnected, or has to be.
-    is_leaving: bool,
-    /// Its answers reveal data that may not be on stable storage: what it has written since the
-    /// last flush, or what a write of its own has seen.
+    is_authenticated: bool,
+    /// The connection is closed after the pending answers are written.
+    is_closing: bool,
+    /// The pending answers reveal data that may not be on stable storage: what the client has
+    /// written since the last flush, or what one of its writes has read.
     must_flush: bool,
     /// Number of wrong passwords.
     failed_logins: u32,
 }
 
-/// The digest of a password, so that the time of a comparison does not depend on the other
-/// password.
+/// The digest of a password, so that the time of a comparison does not depend on the password that
+/// it is compared with.
 struct Password(Digest);
 
 impl Password {
@@ -179,7 +184,7 @@ impl Password {
         }
     }
 
-    fn is(&self, other: &[u8]) -> bool {
+    fn matches(&self, other: &[u8]) -> bool {
         self.0.as_ref().ct_eq(digest(&SHA256, other).as_ref()).into()
     }
 }
@@ -191,11 +196,11 @@ impl Server {
         password: Option<Password>,
         max_connections: u32,
     ) -> Arc<Self> {
-        let limits = Limits::of(cache.max_record_bytes());
+        let limits = Limits::new(cache.max_record_bytes());
         Arc::new(Self {
             cache,
             password,
-            flushes: args.cache.durability == Durability::Always,
+            flushes_before_answers: args.cache.durability == Durability::Always,
             evicts: args.cache.when_full == WhenFull::Evict,
             memory_bytes: args.cache.memory(DEFAULT_MEMORY).bytes,
             max_disk_bytes: args.cache.max_disk.bytes,
@@ -204,10 +209,10 @@ impl Server {
             counters: Counters::new(),
             max_connections,
             idle_timeout: args.idle_timeout.0,
-            patience: Patience { time: PATIENCE, least_rate: args.min_rate.bytes },
+            slow_clients: SlowClientLimits { max_lag: MAX_LAG, min_rate: args.min_rate.bytes },
             started: Instant::now(),
             next_id: AtomicI64::new(1),
-            writers: Semaphore::new(WAITING_THREADS / 2),
+            writers: Semaphore::new(BLOCKING_THREADS / 2),
         })
     }
 
@@ -217,21 +222,21 @@ impl Server {
             name: Vec::new(),
             // The largest value, as an answer.
             answers: Answers::new(&self.buffers, self.limits.request_bytes),
-            is_known: false,
-            is_leaving: false,
+            is_authenticated: false,
+            is_closing: false,
             must_flush: false,
             failed_logins: 0,
         }
     }
 
     /// Returns what happens when the cache is full, as the nearest policy of Redis.
-    fn policy(&self) -> &'static str {
+    fn eviction_policy(&self) -> &'static str {
         if self.evicts { "allkeys-lru" } else { "noeviction" }
     }
 
     /// Returns whether a client still has to authenticate.
-    fn is_stranger(&self, client: &Client) -> bool {
-        self.password.is_some() && !client.is_known
+    fn is_unauthenticated(&self, client: &Client) -> bool {
+        self.password.is_some() && !client.is_authenticated
     }
 
     fn condition(&self) -> Condition {
@@ -243,18 +248,19 @@ impl Server {
     }
 }
 
-/// Parses a size per second.
-fn rate(text: &str) -> Result<Size, String> {
+/// Parses the minimum rate.
+fn parse_rate(text: &str) -> Result<Size, String> {
     match text.parse::<Size>()? {
         Size { bytes: 0 } => Err("at 0 a client could hold memory forever: at least 1B".into()),
         rate => Ok(rate),
     }
 }
 
-/// Parses a time without a request. (In Redis 0 means forever; here there is always a timeout.)
-fn idle(text: &str) -> Result<Span, String> {
+/// Parses the time after which a client without requests is disconnected. (In Redis 0 means
+/// forever; here there is always a timeout.)
+fn parse_idle_timeout(text: &str) -> Result<Span, String> {
     match text.parse::<Span>()? {
-        time if time.0 < LEAST_IDLE => {
+        time if time.0 < MIN_IDLE_TIMEOUT => {
             Err("clients would be disconnected between two requests: at least 1s".into())
         }
         time => Ok(time),
@@ -309,13 +315,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     let failed = |error| {
         Failure::Failed(format!("cannot listen on {listen} for clients (--listen): {error}"))
     };
-    // Before the cache is opened in vain.
+    // First, so that the cache is not opened in vain.
     let socket = TcpListener::bind(listen).map_err(failed)?;
     socket.set_nonblocking(true).map_err(failed)?;
     let files = crate::open_files::raise_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        .max_blocking_threads(WAITING_THREADS)
+        .max_blocking_threads(BLOCKING_THREADS)
         .build()
         .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
     let health = Health::new();
@@ -346,41 +352,43 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     if found.damaged_bytes > 0 {
         tracing::warn!("{} are damaged and not used", about(found.damaged_bytes));
     }
-    let aside = cache.stats().set_aside;
-    if aside.files > 0 {
+    let set_aside = cache.stats().set_aside;
+    if set_aside.files > 0 {
         tracing::warn!(
             "{} of {} set aside (*.journal.damaged), outside the disk budget: inspect or remove \
              them",
-            counted(aside.files as u64, "file", "files"),
-            about(aside.bytes)
+            counted(set_aside.files as u64, "file", "files"),
+            about(set_aside.bytes)
         );
     }
     threads::check()?;
     let server = Server::new(cache, args, password, max_connections);
     let served = runtime.block_on(serve(server.clone(), socket, metrics, &health));
-    runtime.shutdown_timeout(GRACE);
-    let closed = end(server);
+    runtime.shutdown_timeout(SHUTDOWN_GRACE);
+    let closed = close_cache(server);
     served.and(closed)?;
     tracing::info!("stopped: the cache is closed");
     Ok(())
 }
 
 /// Closes the cache. If it is still in use, syncs what was answered, for a limited time.
-fn end(server: Arc<Server>) -> Result<(), Failure> {
+fn close_cache(server: Arc<Server>) -> Result<(), Failure> {
     let server = match Arc::try_unwrap(server) {
         Ok(server) => return server.cache.close().map_err(Failure::from),
         Err(server) => server,
     };
     // On a thread of its own: the request may be waiting for a disk that does not answer.
-    let (tell, told) = mpsc::channel();
+    let (send, flushed) = mpsc::channel();
     thread::spawn(move || {
         // The receiver may have timed out.
-        let _ = tell.send(server.cache.flush());
+        let _ = send.send(server.cache.flush());
     });
-    let written = match told.recv_timeout(GRACE) {
+    let written = match flushed.recv_timeout(SHUTDOWN_GRACE) {
         Ok(Ok(())) => "everything answered is on stable storage".to_owned(),
         Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("what was answered could not be written within {} s", GRACE.as_secs()),
+        Err(_) => {
+            format!("what was answered could not be written within {} s", SHUTDOWN_GRACE.as_secs())
+        }
     };
     Err(Failure::Failed(format!(
         "a request did not end: the next start is as after a kill; {written}"
@@ -435,12 +443,12 @@ async fn accept(
     mut stopping: watch::Receiver<bool>,
 ) {
     let mut connections = JoinSet::new();
-    let told = stopping.clone();
+    let stop_signal = stopping.clone();
     loop {
         let accepted = tokio::select! {
             accepted = socket.accept() => accepted,
             Some(ended) = connections.join_next() => {
-                report(ended);
+                log_failure(ended);
                 continue;
             }
             _ = stopping.changed() => break,
@@ -448,16 +456,16 @@ async fn accept(
         match accepted {
             Ok((socket, peer)) => {
                 if !server.counters.connect(server.max_connections.into()) {
-                    turn_away(socket);
+                    refuse(socket);
                     continue;
                 }
-                let (server, told) = (server.clone(), told.clone());
+                let (server, stop_signal) = (server.clone(), stop_signal.clone());
                 connections.spawn(async move {
-                    let counted = Counted(server.clone());
+                    let open = OpenConnection(server.clone());
                     let client = server.client();
-                    let end = connection::serve(server, socket, client, told).await;
+                    let end = connection::serve(server, socket, client, stop_signal).await;
                     tracing::debug!(%peer, "connection closed: {end}");
-                    drop(counted);
+                    drop(open);
                 });
             }
             Err(error) => {
@@ -469,22 +477,22 @@ async fn accept(
     drop(socket);
     let all_ended = async {
         while let Some(ended) = connections.join_next().await {
-            report(ended);
+            log_failure(ended);
         }
     };
-    if timeout(GRACE, all_ended).await.is_err() {
+    if timeout(SHUTDOWN_GRACE, all_ended).await.is_err() {
         tracing::warn!(
             connections = connections.len(),
             "requests in progress did not end within {} s",
-            GRACE.as_secs()
+            SHUTDOWN_GRACE.as_secs()
         );
         connections.shutdown().await;
     }
 }
 
-/// Informs a client that there are too many. The answer fits into the socket's buffer or is
-/// dropped, without waiting.
-fn turn_away(socket: tokio::net::TcpStream) {
+/// Refuses a connection with an error: there are too many. The error fits into the socket's buffer
+/// or is dropped, without waiting.
+fn refuse(socket: tokio::net::TcpStream) {
     // The runtime does not know yet that the socket is writable, and would not try.
     let Ok(mut socket) = socket.into_std() else { return };
     // Input is read first: otherwise the system would discard the answer.
@@ -494,15 +502,15 @@ fn turn_away(socket: tokio::net::TcpStream) {
 }
 
 /// An open connection, counted while it exists.
-struct Counted(Arc<Server>);
+struct OpenConnection(Arc<Server>);
 
-impl Drop for Counted {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.counters.disconnect();
     }
 }
 
-fn report(ended: Result<(), tokio::task::JoinError>) {
+fn log_failure(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended {
         tracing::error!(%error, "a connection's task failed");
     }

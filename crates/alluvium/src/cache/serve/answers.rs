@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::buffers::{Buffers, FREE_BYTES, Share};
+use super::buffers::{Buffers, Reservation, UNCOUNTED_BYTES};
 
 /// The maximum overhead of an answer.
 pub(super) const FRAME_BYTES: usize = 32;
@@ -11,15 +11,15 @@ pub(super) const ERROR_BYTES: usize = 2 << 10;
 /// The increment of a buffer that cannot be doubled for lack of memory.
 const STEP_BYTES: usize = 64 << 10;
 /// An empty buffer larger than this is released.
-const KEPT_BYTES: usize = 16 << 10;
+const MAX_IDLE_BYTES: usize = 16 << 10;
 
 /// Answers that are not written yet.
 pub(super) struct Answers {
     bytes: Vec<u8>,
-    share: Share,
+    reservation: Reservation,
     max_bytes: usize,
     /// An answer did not fit.
-    is_over: bool,
+    has_overflowed: bool,
     /// Version 3 of the protocol, as requested by HELLO.
     pub(super) is_resp3: bool,
 }
@@ -27,8 +27,8 @@ pub(super) struct Answers {
 impl Answers {
     /// Creates an empty buffer of at most `max_bytes`.
     pub(super) fn new(buffers: &Arc<Buffers>, max_bytes: usize) -> Self {
-        let share = Share::new(buffers);
-        Self { bytes: Vec::new(), share, max_bytes, is_over: false, is_resp3: false }
+        let reservation = Reservation::new(buffers);
+        Self { bytes: Vec::new(), reservation, max_bytes, has_overflowed: false, is_resp3: false }
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -42,52 +42,53 @@ impl Answers {
     /// Discards the answers after they were written.
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
-        if self.bytes.capacity() > KEPT_BYTES {
+        if self.bytes.capacity() > MAX_IDLE_BYTES {
             self.bytes = Vec::new();
         }
-        self.share.hold(0);
+        self.reservation.resize(0);
     }
 
-    /// Removes what was added since the length was `len`; returns whether part of it had not fit.
-    pub(super) fn take_back(&mut self, len: usize) -> bool {
+    /// Removes the answers added since the length was `len`; returns whether one did not fit.
+    pub(super) fn truncate(&mut self, len: usize) -> bool {
         self.bytes.truncate(len);
-        std::mem::take(&mut self.is_over)
+        std::mem::take(&mut self.has_overflowed)
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
+    pub(super) fn has_overflowed(&self) -> bool {
+        self.has_overflowed
     }
 
-    /// Returns whether `more` bytes of answers will fit; if so, they fit until answers are written.
-    pub(super) fn make_room(&mut self, more: usize) -> bool {
+    /// Reserves memory for `more` bytes of answers; returns whether they fit. They then fit until
+    /// answers are written.
+    pub(super) fn reserve(&mut self, more: usize) -> bool {
         let len = self.bytes.len() + more;
-        len <= self.max_bytes && self.share.hold_at_least(len)
+        len <= self.max_bytes && self.reservation.grow_to(len)
     }
 
     fn add(&mut self, parts: &[&[u8]]) {
         let more = parts.iter().map(|part| part.len()).sum();
-        self.is_over |= !self.make_room(more);
-        if !self.is_over {
-            self.is_over = !self.append(parts, more);
+        self.has_overflowed |= !self.reserve(more);
+        if !self.has_overflowed {
+            self.has_overflowed = !self.append(parts, more);
         }
     }
 
     /// Appends `more` bytes, which must fit; false if the system has no memory for them.
     fn append(&mut self, parts: &[&[u8]], more: usize) -> bool {
-        let (len, now) = (self.bytes.len() + more, self.bytes.capacity());
-        if len > now {
+        let (len, capacity) = (self.bytes.len() + more, self.bytes.capacity());
+        if len > capacity {
             // The shared memory is charged for the allocation, not only for the used part.
-            let doubled = len.max(2 * now);
-            let wanted = match len <= FREE_BYTES {
-                true => doubled.min(FREE_BYTES),
+            let doubled = len.max(2 * capacity);
+            let wanted = match len <= UNCOUNTED_BYTES {
+                true => doubled.min(UNCOUNTED_BYTES),
                 false => [doubled, len + STEP_BYTES]
                     .into_iter()
-                    .find(|wanted| self.share.hold_at_least(*wanted))
+                    .find(|wanted| self.reservation.grow_to(*wanted))
                     .unwrap_or(len),
             };
-            let here = self.bytes.len();
-            let mut reserved = |wanted: usize| self.bytes.try_reserve_exact(wanted - here).is_ok();
-            if !reserved(wanted) && !reserved(len) {
+            let used = self.bytes.len();
+            let mut allocate = |size: usize| self.bytes.try_reserve_exact(size - used).is_ok();
+            if !allocate(wanted) && !allocate(len) {
                 return false;
             }
         }
@@ -119,7 +120,7 @@ impl Answers {
         let line = text.replace(['\r', '\n'], " ");
         let line = &line.as_bytes()[..line.len().min(ERROR_BYTES - 3)];
         let more = line.len() + 3;
-        self.make_room(more);
+        self.reserve(more);
         let parts = [b"-", line, b"\r\n"];
         if !self.append(&parts, more) {
             // The buffer is moved for it, or the process ends: without the error the client would
@@ -141,7 +142,7 @@ impl Answers {
         self.bulk(text.as_bytes());
     }
 
-    /// Adds a text to be displayed as it is.
+    /// Adds a text that clients display unchanged.
     pub(super) fn verbatim(&mut self, text: &str) {
         if !self.is_resp3 {
             return self.text(text);
@@ -183,12 +184,15 @@ mod tests {
         Answers { is_resp3, ..Answers::new(&Buffers::new(1 << 20), max_bytes) }
     }
 
+    fn escaped(text: &str) -> String {
+        text.as_bytes().escape_ascii().to_string()
+    }
+
     #[test]
     fn both_protocol_versions_are_encoded() {
-        for (is_resp3, expected) in [
-            (false, &b"+OK\r\n-ERR a  b\r\n:-9223372036854775808\r\n$3\r\na\0b\r\n$-1\r\n*2\r\n$1\r\nx\r\n*4\r\n"[..]),
-            (true, b"+OK\r\n-ERR a  b\r\n:-9223372036854775808\r\n$3\r\na\0b\r\n_\r\n*2\r\n=5\r\ntxt:x\r\n%2\r\n"),
-        ] {
+        for (is_resp3, expected) in
+            [(false, "$-1\r\n*2\r\n$1\r\nx\r\n*4\r\n"), (true, "_\r\n*2\r\n=5\r\ntxt:x\r\n%2\r\n")]
+        {
             let mut answers = answers(1000, is_resp3);
             answers.ok();
             answers.error("ERR a\r\nb");
@@ -198,7 +202,9 @@ mod tests {
             answers.array(2);
             answers.verbatim("x");
             answers.map(2);
-            assert_eq!(answers.bytes().escape_ascii().to_string(), expected.escape_ascii().to_string());
+            let same = "+OK\r\n-ERR a  b\r\n:-9223372036854775808\r\n$3\r\na\0b\r\n";
+            let expected = format!("{same}{expected}");
+            assert_eq!(answers.bytes().escape_ascii().to_string(), escaped(&expected));
         }
     }
 
@@ -207,20 +213,22 @@ mod tests {
         const MAX: usize = 600 << 10;
         let buffers = Buffers::new(MAX);
         let mut answers = Answers::new(&buffers, 1 << 30);
-        let (word, error) = ([b'x'; 500], "ERR ".repeat(1_000));
+        let (value, error) = ([b'x'; 500], "ERR ".repeat(1_000));
         let check = |answers: &Answers| {
-            let accounted = buffers.used_bytes().max(FREE_BYTES);
+            let accounted = buffers.used_bytes().max(UNCOUNTED_BYTES);
             assert!(
-                !answers.is_over() && answers.bytes.capacity() <= accounted && accounted <= MAX
+                !answers.has_overflowed()
+                    && answers.bytes.capacity() <= accounted
+                    && accounted <= MAX
             );
         };
-        while answers.make_room(ERROR_BYTES) {
+        while answers.reserve(ERROR_BYTES) {
             let len = answers.len();
             answers.error(&error);
             assert_eq!(answers.len(), len + ERROR_BYTES);
             check(&answers);
-            answers.take_back(len);
-            answers.bulk(&word);
+            answers.truncate(len);
+            answers.bulk(&value);
             check(&answers);
         }
         assert!(answers.len() > MAX - ERROR_BYTES);
@@ -236,10 +244,10 @@ mod tests {
         answers.array(2);
         answers.bulk(&[1; 200]);
         answers.bulk(b"small");
-        assert!(answers.is_over() && answers.len() < 100);
-        assert!(answers.take_back(len));
+        assert!(answers.has_overflowed() && answers.len() < 100);
+        assert!(answers.truncate(len));
         answers.error("ERR too large");
         assert_eq!(answers.bytes(), b":1\r\n-ERR too large\r\n");
-        assert!(!answers.is_over());
+        assert!(!answers.has_overflowed());
     }
 }

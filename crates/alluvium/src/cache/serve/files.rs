@@ -9,7 +9,7 @@ use crate::output::Failure;
 const OTHER_FILES: u64 = 64;
 /// Compressed journals are smaller, and there may be up to this many times as many
 /// (`docs/journal-cache.md`, "Limits").
-const MOST_COMPRESSED: u64 = 8;
+const MAX_COMPRESSED_RATIO: u64 = 8;
 
 /// The descriptors that journals need.
 #[derive(Clone, Copy, Debug)]
@@ -25,25 +25,27 @@ pub(super) struct Journals {
 /// There are not enough for the journals.
 pub(super) fn connections(files: u64, wanted: u32, journals: Journals) -> Result<u32, Failure> {
     let Journals { plain, are_compressed } = journals;
-    let most = if are_compressed { plain.saturating_mul(MOST_COMPRESSED) } else { plain };
+    let max_journals =
+        if are_compressed { plain.saturating_mul(MAX_COMPRESSED_RATIO) } else { plain };
     let files_left = files.saturating_sub(OTHER_FILES);
     // If descriptors are scarce, journals get half of them: more journals than that are evicted
     // when there is no descriptor for the next one.
-    let for_journals = most.min(plain.max(files_left / 2));
-    let left = files_left.saturating_sub(for_journals);
-    if left == 0 {
+    let for_journals = max_journals.min(plain.max(files_left / 2));
+    let available = files_left.saturating_sub(for_journals);
+    if available == 0 {
         return Err(Failure::Usage(format!(
-            "up to {plain} journals and {OTHER_FILES} other files are more than the {files} that this process may have open: raise the limit (ulimit -n), or have less of \
-             them (--max-disk), or larger ones (--journal, of a new cache)"
+            "up to {plain} journals and {OTHER_FILES} other files are more than the {files} \
+             that this process may have open: raise the limit (ulimit -n), or have fewer journals \
+             (--max-disk) or larger ones (--journal, of a new cache)"
         )));
     }
-    if left < u64::from(wanted) {
+    if available < u64::from(wanted) {
         tracing::warn!(
-            "at most {left} connections, not {wanted}: this process may have {files} files open, \
-             of which journals take up to {for_journals}"
+            "at most {available} connections, not {wanted}: this process may have {files} files \
+             open, of which journals take up to {for_journals}"
         );
     }
-    Ok(u32::try_from(left).unwrap_or(u32::MAX).min(wanted))
+    Ok(u32::try_from(available).unwrap_or(u32::MAX).min(wanted))
 }
 
 #[cfg(test)]

@@ -13,9 +13,9 @@ pub(super) struct Pattern {
     /// The number of words of a state, in which bit n says that the first n positions are matched.
     words: usize,
     /// That many words for each byte: bit n says that the byte matches position n.
-    fits: Vec<u64>,
+    accepting: Vec<u64>,
     /// Bit n: there is a star before position n, or at the end.
-    stays: Vec<u64>,
+    looping: Vec<u64>,
     /// The bit of a state in which everything is matched.
     end: usize,
 }
@@ -28,21 +28,21 @@ impl Pattern {
     pub(super) fn new(pattern: &[u8]) -> Self {
         // At most as many positions as bytes, and the end.
         let words = pattern.len() / 64 + 1;
-        let (mut fits, mut stays) = (vec![0u64; 256 * words], vec![0u64; words]);
-        let (mut at, mut place) = (0, 0);
+        let (mut accepting, mut looping) = (vec![0u64; 256 * words], vec![0u64; words]);
+        let (mut at, mut position) = (0, 0);
         while let Some(rest) = pattern.get(at..).filter(|rest| !rest.is_empty()) {
             if rest[0] == b'*' {
-                set(&mut stays, place);
+                set(&mut looping, position);
                 at += 1;
                 continue;
             }
-            let (is_in, len) = one(rest);
-            for byte in (0..=u8::MAX).filter(|byte| is_in[usize::from(*byte)]) {
-                set(&mut fits[usize::from(byte) * words..], place);
+            let (bytes, len) = element(rest);
+            for byte in (0..=u8::MAX).filter(|byte| bytes[usize::from(*byte)]) {
+                set(&mut accepting[usize::from(byte) * words..], position);
             }
-            (at, place) = (at + len, place + 1);
+            (at, position) = (at + len, position + 1);
         }
-        Self { words, fits, stays, end: place }
+        Self { words, accepting, looping, end: position }
     }
 
     /// Returns whether the pattern matches the whole text.
@@ -50,15 +50,16 @@ impl Pattern {
         let mut state = vec![0u64; self.words];
         state[0] = 1;
         for byte in text {
-            let fits = &self.fits[usize::from(*byte) * self.words..][..self.words];
-            let (mut carry, mut is_alive) = (0, 0);
-            for ((state, fits), stays) in state.iter_mut().zip(fits).zip(&self.stays) {
-                let matched = *state & fits;
-                *state = (matched << 1) | carry | (*state & stays);
+            let accepting = &self.accepting[usize::from(*byte) * self.words..][..self.words];
+            let (mut carry, mut alive) = (0, 0);
+            for ((state, accepting), looping) in state.iter_mut().zip(accepting).zip(&self.looping)
+            {
+                let matched = *state & accepting;
+                *state = (matched << 1) | carry | (*state & looping);
                 carry = matched >> 63;
-                is_alive |= *state;
+                alive |= *state;
             }
-            if is_alive == 0 {
+            if alive == 0 {
                 return false;
             }
         }
@@ -66,20 +67,20 @@ impl Pattern {
     }
 }
 
-/// Returns the set of bytes that the first element of a pattern, not a star, matches, and the
-/// element's length.
-fn one(pattern: &[u8]) -> ([bool; 256], usize) {
-    let mut is_in = [false; 256];
+/// Returns the set of bytes that the first element of a pattern, which is not a star, matches, and
+/// the element's length.
+fn element(pattern: &[u8]) -> ([bool; 256], usize) {
+    let mut bytes = [false; 256];
     match *pattern {
         [b'?', ..] => ([true; 256], 1),
         [b'[', ..] => class(pattern),
         [b'\\', itself, ..] => {
-            is_in[usize::from(itself)] = true;
-            (is_in, 2)
+            bytes[usize::from(itself)] = true;
+            (bytes, 2)
         }
         _ => {
-            is_in[usize::from(pattern[0])] = true;
-            (is_in, 1)
+            bytes[usize::from(pattern[0])] = true;
+            (bytes, 1)
         }
     }
 }
@@ -87,11 +88,11 @@ fn one(pattern: &[u8]) -> ([bool; 256], usize) {
 /// Returns the set of bytes that a class in brackets matches, and its length. A class without an
 /// end extends to the end of the pattern.
 fn class(pattern: &[u8]) -> ([bool; 256], usize) {
-    let is_not = pattern.get(1) == Some(&b'^');
-    let mut at = if is_not { 2 } else { 1 };
-    let mut is_in = [is_not; 256];
+    let is_negated = pattern.get(1) == Some(&b'^');
+    let mut at = if is_negated { 2 } else { 1 };
+    let mut bytes = [is_negated; 256];
     let mut add = |from: u8, to: u8| {
-        is_in[usize::from(from.min(to))..=usize::from(from.max(to))].fill(!is_not);
+        bytes[usize::from(from.min(to))..=usize::from(from.max(to))].fill(!is_negated);
     };
     loop {
         match pattern[at..] {
@@ -104,8 +105,8 @@ fn class(pattern: &[u8]) -> ([bool; 256], usize) {
                 add(itself, itself);
                 at += 2;
             }
-            [one, b'-', other, ..] => {
-                add(one, other);
+            [from, b'-', to, ..] => {
+                add(from, to);
                 at += 3;
             }
             [itself, ..] => {
@@ -114,7 +115,7 @@ fn class(pattern: &[u8]) -> ([bool; 256], usize) {
             }
         }
     }
-    (is_in, at)
+    (bytes, at)
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
-use super::command::{Call, Ran, Result};
-use super::talk::REDIS_VERSION;
+use super::command::{Call, Outcome, Result};
+use super::session::REDIS_VERSION;
 use crate::admin::resident_bytes;
 
 const SECONDS_OF_A_DAY: u64 = 24 * 60 * 60;
@@ -13,14 +13,14 @@ pub(super) const MAXMEMORY: &str = "0";
 
 /// Answers with the requested sections, all by default; an unknown one is empty.
 pub(super) fn info(call: &mut Call<'_>) -> Result {
-    if call.must_wait() {
-        return Ok(Ran::Waits);
+    if !call.may_block() {
+        return Ok(Outcome::WouldBlock);
     }
-    let wanted: Vec<_> = call.words[1..].iter().map(|word| word.to_ascii_lowercase()).collect();
+    let wanted: Vec<_> = call.args[1..].iter().map(|arg| arg.to_ascii_lowercase()).collect();
     let is_wanted = |part: &str| {
         let all = [&b"all"[..], b"default", b"everything"];
         wanted.is_empty()
-            || wanted.iter().any(|word| *word == part.as_bytes() || all.contains(&&word[..]))
+            || wanted.iter().any(|name| *name == part.as_bytes() || all.contains(&&name[..]))
     };
     let server = call.server;
     let stats = server.cache.stats();
@@ -58,7 +58,7 @@ pub(super) fn info(call: &mut Call<'_>) -> Result {
                 ("used_memory", used_bytes.to_string()),
                 ("used_memory_rss", resident_bytes().unwrap_or(0).to_string()),
                 ("maxmemory", MAXMEMORY.into()),
-                ("maxmemory_policy", server.policy().into()),
+                ("maxmemory_policy", server.eviction_policy().into()),
                 ("journal_memory", stats.memory_bytes.to_string()),
                 ("max_journal_memory", server.memory_bytes.to_string()),
                 ("index_memory", stats.index_bytes.to_string()),
@@ -118,5 +118,5 @@ pub(super) fn info(call: &mut Call<'_>) -> Result {
         }
     }
     call.answers().verbatim(&text);
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use alluvium_journal::{Ttl, When};
 use bytes::Bytes;
 
-use super::command::{Call, Ran, Refused, Result, number, syntax_error, wrong_number};
+use super::command::{Call, CommandError, Outcome, Result, number, syntax_error, wrong_number};
 
 /// The options of SET.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -13,22 +13,22 @@ struct SetOptions {
     when: When,
     ttl: Ttl,
     /// Answer with the previous value.
-    tells_old: bool,
+    returns_old: bool,
 }
 
-fn set_options(words: &[Bytes]) -> Result<SetOptions> {
+fn set_options(args: &[Bytes]) -> Result<SetOptions> {
     let mut options = SetOptions::default();
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        let word = word.to_ascii_uppercase();
-        match &word[..] {
+    let mut args = args.iter();
+    while let Some(option) = args.next() {
+        let option = option.to_ascii_uppercase();
+        match &option[..] {
             b"NX" if options.when == When::Always => options.when = When::IfAbsent,
             b"XX" if options.when == When::Always => options.when = When::IfPresent,
-            b"GET" => options.tells_old = true,
+            b"GET" => options.returns_old = true,
             b"KEEPTTL" if options.ttl == Ttl::None => options.ttl = Ttl::Keep,
             b"EX" | b"PX" | b"EXAT" | b"PXAT" if options.ttl == Ttl::None => {
-                let time = words.next().ok_or_else(syntax_error)?;
-                options.ttl = Ttl::After(time_to_live(&word, time, "set")?);
+                let time = args.next().ok_or_else(syntax_error)?;
+                options.ttl = Ttl::After(time_to_live(&option, time, "set")?);
             }
             _ => return Err(syntax_error()),
         }
@@ -36,7 +36,7 @@ fn set_options(words: &[Bytes]) -> Result<SetOptions> {
     Ok(options)
 }
 
-/// Returns the time from now on that `EX 10` and the like denote; zero if it is over.
+/// Returns the time to live that an option such as `EX 10` denotes; zero if it is over.
 fn time_to_live(unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     time_from(now, unit, time, command)
@@ -44,7 +44,7 @@ fn time_to_live(unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
 
 /// As [`time_to_live`], with `now` given as the time since 1970.
 fn time_from(now: Duration, unit: &[u8], time: &[u8], command: &str) -> Result<Duration> {
-    let wrong = || Refused(format!("ERR invalid expire time in '{command}' command"));
+    let wrong = || CommandError(format!("ERR invalid expire time in '{command}' command"));
     let time: i64 = number(time)?;
     let is_in_millis = unit.starts_with(b"P");
     let millis = if is_in_millis { Some(time) } else { time.checked_mul(1000) };
@@ -62,62 +62,62 @@ fn time_from(now: Duration, unit: &[u8], time: &[u8], command: &str) -> Result<D
 }
 
 pub(super) fn set(call: &mut Call<'_>) -> Result {
-    let [_, key, value, options @ ..] = call.words else { return Err(wrong_number("SET")) };
-    let SetOptions { when, ttl, tells_old } = set_options(options)?;
+    let [_, key, value, options @ ..] = call.args else { return Err(wrong_number("SET")) };
+    let SetOptions { when, ttl, returns_old } = set_options(options)?;
     let time = match ttl {
         Ttl::After(time) => Some(time),
         Ttl::None | Ttl::Keep => None,
     };
-    if when == When::Always && ttl != Ttl::Keep && !tells_old {
-        let ran = call.put(key, value, time)?;
+    if when == When::Always && ttl != Ttl::Keep && !returns_old {
+        let outcome = call.put(key, value, time)?;
         call.answers().ok();
-        return Ok(ran);
+        return Ok(outcome);
     }
-    if call.must_wait() {
-        return Ok(Ran::Waits);
+    if !call.may_block() {
+        return Ok(Outcome::WouldBlock);
     }
-    if when == When::IfAbsent && !tells_old {
+    if when == When::IfAbsent && !returns_old {
         // If it is written, there is no earlier expiry to keep.
         match put_if_absent(call, key, value, time)? {
             true => call.answers().ok(),
             false => call.answers().null(),
         }
-        return Ok(Ran::Answered);
+        return Ok(Outcome::Answered);
     }
-    call.hold_read(key)?;
-    if tells_old {
-        call.hold_answer(key)?;
+    call.reserve_read(key)?;
+    if returns_old {
+        call.reserve_answer(key)?;
     }
     let swapped = call.cache().swap(key, value, when, ttl)?;
     // Also if it was not written: the value that it depended on may not be on stable storage yet.
     call.client.must_flush = true;
-    match (tells_old, swapped.old) {
+    match (returns_old, swapped.old) {
         (true, Some(old)) => call.answers().bulk(&old),
         (false, _) if swapped.is_written => call.answers().ok(),
         _ => call.answers().null(),
     }
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
 /// SETEX and PSETEX.
 pub(super) fn setex(call: &mut Call<'_>) -> Result {
-    let [name, key, time, value] = call.words else { return Err(wrong_number("SETEX")) };
+    let [name, key, time, value] = call.args else { return Err(wrong_number("SETEX")) };
     let is_in_millis = name.eq_ignore_ascii_case(b"PSETEX");
     let (unit, name) = if is_in_millis { (&b"PX"[..], "psetex") } else { (&b"EX"[..], "setex") };
     let ttl = time_to_live(unit, time, name)?;
-    let ran = call.put(key, value, Some(ttl))?;
+    let outcome = call.put(key, value, Some(ttl))?;
     call.answers().ok();
-    Ok(ran)
+    Ok(outcome)
 }
 
 pub(super) fn setnx(call: &mut Call<'_>) -> Result {
-    let [_, key, value] = call.words else { return Err(wrong_number("SETNX")) };
-    if call.must_wait() {
-        return Ok(Ran::Waits);
+    let [_, key, value] = call.args else { return Err(wrong_number("SETNX")) };
+    if !call.may_block() {
+        return Ok(Outcome::WouldBlock);
     }
     let is_written = put_if_absent(call, key, value, None)?;
     call.answers().integer(is_written.into());
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
 /// Writes a value if the key is absent; returns whether it was written. Nothing is read of the
@@ -128,7 +128,7 @@ fn put_if_absent(
     value: &[u8],
     time: Option<Duration>,
 ) -> Result<bool> {
-    call.hold_presence(key)?;
+    call.reserve_presence(key)?;
     let is_written = call.cache().put_if_absent(key, value, time)?;
     // Also if it was not written: the value that it depended on may not be on stable storage yet.
     call.client.must_flush = true;
@@ -136,18 +136,18 @@ fn put_if_absent(
 }
 
 pub(super) fn getset(call: &mut Call<'_>) -> Result {
-    if call.must_wait() {
-        return Ok(Ran::Waits);
+    if !call.may_block() {
+        return Ok(Outcome::WouldBlock);
     }
-    call.hold_read(&call.words[1])?;
-    call.hold_answer(&call.words[1])?;
-    let swapped = call.cache().swap(&call.words[1], &call.words[2], When::Always, Ttl::None)?;
+    call.reserve_read(&call.args[1])?;
+    call.reserve_answer(&call.args[1])?;
+    let swapped = call.cache().swap(&call.args[1], &call.args[2], When::Always, Ttl::None)?;
     call.client.must_flush = true;
     match swapped.old {
         Some(old) => call.answers().bulk(&old),
         None => call.answers().null(),
     }
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
 #[cfg(test)]
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn an_expiry_is_exact_to_the_millisecond() {
-        // Late in its millisecond.
+        // Near the end of a millisecond.
         let now = Duration::from_millis(1_000_000) + Duration::from_micros(900);
         for (unit, time, millis) in [
             ("EX", "2", 2000),
@@ -182,9 +182,9 @@ mod tests {
             ("PX", "0"),
             ("EX", "-9223372036854775808"),
         ] {
-            let wrong = Refused("ERR invalid expire time in 'set' command".into());
-            let told = time_from(now, unit.as_bytes(), time.as_bytes(), "set");
-            assert_eq!(told, Err(wrong), "{unit} {time}");
+            let wrong = CommandError("ERR invalid expire time in 'set' command".into());
+            let parsed = time_from(now, unit.as_bytes(), time.as_bytes(), "set");
+            assert_eq!(parsed, Err(wrong), "{unit} {time}");
         }
     }
 }

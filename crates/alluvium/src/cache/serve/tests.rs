@@ -5,7 +5,7 @@ use clap::Parser;
 use super::*;
 
 #[derive(Parser)]
-pub(super) struct Line {
+pub(super) struct Cli {
     #[command(flatten)]
     pub(super) args: ServeArgs,
 }
@@ -14,8 +14,8 @@ pub(super) struct Line {
 fn args(directory: &Path, more: &[&str]) -> ServeArgs {
     let small = ["--memory", "8MiB", "--max-disk", "64MiB", "--journal", "1MiB"];
     let directory = directory.to_str().unwrap();
-    let words = ["serve", "--dir", directory].into_iter().chain(small).chain(more.iter().copied());
-    Line::try_parse_from(words).unwrap().args
+    let argv = ["serve", "--dir", directory].into_iter().chain(small).chain(more.iter().copied());
+    Cli::try_parse_from(argv).unwrap().args
 }
 
 /// Starts a server of a small cache.
@@ -25,7 +25,7 @@ pub(super) fn server_in(directory: &Path, more: &[&str], password: Option<&str>)
     Server::new(cache, &args, password.map(|it| Password::new(it.as_bytes())), 100)
 }
 
-/// What was answered before is not lost.
+/// Writes answered before are on stable storage.
 #[test]
 fn a_request_that_does_not_end_is_reported() {
     let values = |directory: &Path| {
@@ -42,29 +42,29 @@ fn a_request_that_does_not_end_is_reported() {
     server.cache.put(b"key", b"value").unwrap();
     assert_eq!(values(directory.path()), 0, "it is in memory");
     let request = server.clone();
-    let Err(Failure::Failed(told)) = end(server) else { panic!("the cache is in use") };
-    assert!(told.contains("a request did not end") && told.contains("is on stable storage"));
+    let Err(Failure::Failed(error)) = close_cache(server) else { panic!("the cache is in use") };
+    assert!(error.contains("a request did not end") && error.contains("is on stable storage"));
     assert_eq!(values(directory.path()), 1);
     // The thread that has written it may hold it for a moment.
     while Arc::strong_count(&request) > 1 {
         thread::yield_now();
     }
-    assert!(end(request).is_ok());
+    assert!(close_cache(request).is_ok());
 }
 
 #[test]
 fn listening_beyond_loopback_needs_an_explicit_option() {
     let directory = tempfile::tempdir().unwrap();
     let check = |more: &[&str]| args(directory.path(), more).check_exposure();
-    let fine: [&[&str]; 5] = [
+    let accepted: [&[&str]; 5] = [
         &[],
         &["--listen", "[::1]:0"],
         &["--listen", "0.0.0.0:0", "--allow-unauthenticated"],
         &["--listen", "0.0.0.0:0", "--password-file", "x"],
         &["--metrics-listen", "127.0.0.1:0"],
     ];
-    for fine in fine {
-        assert!(check(fine).is_ok(), "{fine:?}");
+    for accepted in accepted {
+        assert!(check(accepted).is_ok(), "{accepted:?}");
     }
     for refused in [
         &["--listen", "0.0.0.0:0"][..],
@@ -76,8 +76,8 @@ fn listening_beyond_loopback_needs_an_explicit_option() {
 }
 
 #[test]
-fn clients_may_be_idle_between_requests() {
-    let parsed = |time| Line::try_parse_from(["serve", "--dir", "x", "--idle-timeout", time]);
+fn an_idle_timeout_below_one_second_is_refused() {
+    let parsed = |time| Cli::try_parse_from(["serve", "--dir", "x", "--idle-timeout", time]);
     for (time, is_enough) in [("0s", false), ("999ms", false), ("1s", true), ("24h", true)] {
         assert_eq!(parsed(time).is_ok(), is_enough, "{time}");
     }
@@ -90,7 +90,9 @@ fn a_password_is_the_first_line_of_its_file() {
     for text in ["secret", "secret\n", "secret\r\nmore\n"] {
         std::fs::write(&file, text).unwrap();
         let Ok(password) = Password::read(&file) else { panic!("{text:?}") };
-        assert!(password.is(b"secret") && !password.is(b"secret\n") && !password.is(b""));
+        assert!(
+            password.matches(b"secret") && !password.matches(b"secret\n") && !password.matches(b"")
+        );
     }
     std::fs::write(&file, "\nsecret").unwrap();
     assert!(Password::read(&file).is_err());

@@ -8,7 +8,7 @@ use std::thread;
 use crate::output::Failure;
 
 /// The minimum of blocking threads: with one, blocking requests run one after the other.
-const LEAST_WAITING: usize = 1;
+const MIN_BLOCKING: usize = 1;
 
 /// Checks that the runtime can start its threads, one for each processor, and one blocking thread:
 /// it panics if it cannot.
@@ -16,8 +16,8 @@ const LEAST_WAITING: usize = 1;
 /// # Errors
 /// The threads cannot be started.
 pub(super) fn check() -> Result<(), Failure> {
-    let threads = thread::available_parallelism().map_or(1, NonZero::get) + LEAST_WAITING;
-    at_one_time(threads, thread::Builder::new).map_err(|error| {
+    let threads = thread::available_parallelism().map_or(1, NonZero::get) + MIN_BLOCKING;
+    start_concurrently(threads, thread::Builder::new).map_err(|error| {
         Failure::Failed(format!(
             "cannot start {threads} threads, which are needed in addition to those of the cache: \
              {error}; raise the limit (ulimit -u, or pids.max of the cgroup)"
@@ -25,11 +25,11 @@ pub(super) fn check() -> Result<(), Failure> {
     })
 }
 
-/// Starts this many threads, and ends them when all are running.
-fn at_one_time(threads: usize, new: impl Fn() -> thread::Builder) -> io::Result<()> {
+/// Starts this many threads, and ends them when all of them run.
+fn start_concurrently(threads: usize, new: impl Fn() -> thread::Builder) -> io::Result<()> {
     let gate = RwLock::new(());
     thread::scope(|scope| {
-        let _shut = gate.write();
+        let _closed = gate.write();
         (0..threads).try_for_each(|_| new().spawn_scoped(scope, || drop(gate.read())).map(drop))
     })
 }
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn missing_threads_are_reported() {
         check().unwrap();
-        at_one_time(20, thread::Builder::new).unwrap();
+        start_concurrently(20, thread::Builder::new).unwrap();
         // There is no memory for such a stack; and the first threads end.
         let mut left = 3;
         let left = std::cell::Cell::from_mut(&mut left);
@@ -52,6 +52,6 @@ mod tests {
                 _ => thread::Builder::new(),
             }
         };
-        at_one_time(3, new).unwrap_err();
+        start_concurrently(3, new).unwrap_err();
     }
 }

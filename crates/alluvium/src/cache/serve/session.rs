@@ -4,8 +4,8 @@ use bytes::Bytes;
 
 use super::Server;
 use super::command::{
-    COMMANDS, Call, Command, INLINE_ANSWER_BYTES, Ran, Refused, Result, find, number, shown,
-    syntax_error, wrong_number,
+    COMMANDS, Call, Command, CommandError, INLINE_ANSWER_BYTES, Outcome, Result, find, number,
+    shown, syntax_error, wrong_number,
 };
 use super::glob::{MAX_PATTERN_BYTES, Pattern};
 use super::info::MAXMEMORY;
@@ -20,44 +20,44 @@ const MAX_PATTERNS: usize = 32;
 const MAX_FAILED_LOGINS: u32 = 10;
 
 pub(super) fn ping(call: &mut Call<'_>) -> Result {
-    match call.words {
+    match call.args {
         [_] => call.client.answers.simple("PONG"),
-        [_, text] => return say(call, text),
+        [_, text] => return answer_text(call, text),
         _ => return Err(wrong_number("PING")),
     }
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
 pub(super) fn echo(call: &mut Call<'_>) -> Result {
-    let [_, text] = call.words else { return Err(wrong_number("ECHO")) };
-    say(call, text)
+    let [_, text] = call.args else { return Err(wrong_number("ECHO")) };
+    answer_text(call, text)
 }
 
-fn say(call: &mut Call<'_>, text: &[u8]) -> Result {
-    if call.must_wait() && text.len() > INLINE_ANSWER_BYTES {
-        return Ok(Ran::Waits);
+fn answer_text(call: &mut Call<'_>, text: &[u8]) -> Result {
+    if !call.may_block() && text.len() > INLINE_ANSWER_BYTES {
+        return Ok(Outcome::WouldBlock);
     }
     call.answers().bulk(text);
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
 pub(super) fn quit(call: &mut Call<'_>) -> Result {
     call.answers().ok();
-    call.client.is_leaving = true;
-    Ok(Ran::Answered)
+    call.client.is_closing = true;
+    Ok(Outcome::Answered)
 }
 
 pub(super) fn select(call: &mut Call<'_>) -> Result {
-    match number::<i64>(&call.words[1])? {
+    match number::<i64>(&call.args[1])? {
         0 => call.answers().ok(),
         _ => return Err("ERR DB index is out of range".into()),
     }
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
 /// `AUTH password`, or with the only user: `AUTH default password`.
 pub(super) fn auth(call: &mut Call<'_>) -> Result {
-    let (user, password) = match call.words {
+    let (user, password) = match call.args {
         [_, _] if call.server.password.is_none() => {
             return Err(
                 "ERR AUTH <password> called without any password configured for the default \
@@ -71,20 +71,20 @@ pub(super) fn auth(call: &mut Call<'_>) -> Result {
     };
     log_in(call, user, password)?;
     call.answers().ok();
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
 /// Authenticates a client. Without a configured password any password is accepted, as in Redis, so
 /// that clients configured with one can connect.
 fn log_in(call: &mut Call<'_>, user: &[u8], password: &[u8]) -> Result<()> {
     let expected = call.server.password.as_ref();
-    if user != b"default" || expected.is_some_and(|expected| !expected.is(password)) {
+    if user != b"default" || expected.is_some_and(|expected| !expected.matches(password)) {
         call.server.counters.count_failed_login();
         call.client.failed_logins += 1;
-        call.client.is_leaving |= call.client.failed_logins >= MAX_FAILED_LOGINS;
+        call.client.is_closing |= call.client.failed_logins >= MAX_FAILED_LOGINS;
         return Err("WRONGPASS invalid username-password pair or user is disabled.".into());
     }
-    call.client.is_known = true;
+    call.client.is_authenticated = true;
     Ok(())
 }
 
@@ -99,7 +99,7 @@ fn check_name(name: &[u8]) -> Result<()> {
 
 /// `HELLO [2|3 [AUTH user password] [SETNAME name]]`. It has no effect unless all of it is valid.
 pub(super) fn hello(call: &mut Call<'_>) -> Result {
-    let version = match call.words.get(1).map(|version| number::<i64>(version)) {
+    let version = match call.args.get(1).map(|version| number::<i64>(version)) {
         None => None,
         Some(Ok(2)) => Some(false),
         Some(Ok(3)) => Some(true),
@@ -108,7 +108,7 @@ pub(super) fn hello(call: &mut Call<'_>) -> Result {
             return Err("ERR Protocol version is not an integer or out of range".into());
         }
     };
-    let mut options = call.words.get(2..).unwrap_or_default();
+    let mut options = call.args.get(2..).unwrap_or_default();
     let (mut login, mut wanted_name) = (None, None);
     while let [option, rest @ ..] = options {
         options = match (&option.to_ascii_uppercase()[..], rest) {
@@ -122,7 +122,7 @@ pub(super) fn hello(call: &mut Call<'_>) -> Result {
                 rest
             }
             _ => {
-                return Err(Refused(format!(
+                return Err(CommandError(format!(
                     "ERR Syntax error in HELLO option '{}'",
                     shown(option)
                 )));
@@ -132,7 +132,7 @@ pub(super) fn hello(call: &mut Call<'_>) -> Result {
     if let Some((user, password)) = login {
         log_in(call, user, password)?;
     }
-    if call.server.is_stranger(call.client) {
+    if call.server.is_unauthenticated(call.client) {
         return Err(
             "NOAUTH HELLO must be called with the client already authenticated, otherwise \
             the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and \
@@ -161,12 +161,12 @@ pub(super) fn hello(call: &mut Call<'_>) -> Result {
     }
     answers.text("modules");
     answers.array(0);
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
 pub(super) fn client(call: &mut Call<'_>) -> Result {
-    let asked = call.words[1].to_ascii_uppercase();
-    match (&asked[..], &call.words[2..]) {
+    let asked = call.args[1].to_ascii_uppercase();
+    match (&asked[..], &call.args[2..]) {
         (b"ID", []) => {
             let id = call.client.id;
             call.answers().integer(id);
@@ -187,11 +187,11 @@ pub(super) fn client(call: &mut Call<'_>) -> Result {
         (b"SETINFO", [_, _]) => call.answers().ok(),
         _ => return Err(unknown_subcommand("CLIENT", &asked)),
     }
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
-fn unknown_subcommand(command: &str, asked: &[u8]) -> Refused {
-    Refused(format!(
+fn unknown_subcommand(command: &str, asked: &[u8]) -> CommandError {
+    CommandError(format!(
         "ERR unknown subcommand or wrong number of arguments for '{}' of {command}",
         shown(asked)
     ))
@@ -199,22 +199,22 @@ fn unknown_subcommand(command: &str, asked: &[u8]) -> Refused {
 
 /// The settings that tools request with CONFIG GET: this server's actual values in the terms of
 /// Redis.
-fn settings(server: &Server) -> [(&'static str, String); 8] {
+fn redis_settings(server: &Server) -> [(&'static str, String); 8] {
     [
         ("save", String::new()),
         ("appendonly", "no".into()),
         ("databases", "1".into()),
         ("proto-max-bulk-len", server.limits.argument_bytes.to_string()),
         ("maxmemory", MAXMEMORY.into()),
-        ("maxmemory-policy", server.policy().into()),
+        ("maxmemory-policy", server.eviction_policy().into()),
         ("maxclients", server.max_connections.to_string()),
         ("timeout", server.idle_timeout.as_secs().to_string()),
     ]
 }
 
 pub(super) fn config(call: &mut Call<'_>) -> Result {
-    let asked = call.words[1].to_ascii_uppercase();
-    let patterns = &call.words[2..];
+    let asked = call.args[1].to_ascii_uppercase();
+    let patterns = &call.args[2..];
     if asked != b"GET" || patterns.is_empty() {
         return Err(match &asked[..] {
             b"SET" => {
@@ -231,7 +231,7 @@ pub(super) fn config(call: &mut Call<'_>) -> Result {
     }
     let patterns: Vec<_> =
         patterns.iter().map(|pattern| Pattern::new(&pattern.to_ascii_lowercase())).collect();
-    let wanted: Vec<_> = settings(call.server)
+    let wanted: Vec<_> = redis_settings(call.server)
         .into_iter()
         .filter(|(name, _)| patterns.iter().any(|pattern| pattern.matches(name.as_bytes())))
         .collect();
@@ -241,14 +241,14 @@ pub(super) fn config(call: &mut Call<'_>) -> Result {
         answers.text(name);
         answers.text(&value);
     }
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
 /// `COMMAND`, `COMMAND COUNT` and `COMMAND INFO name ...`. Not `COMMAND DOCS`: redis-cli has its
 /// own table for servers without it.
 pub(super) fn command(call: &mut Call<'_>) -> Result {
-    let asked = call.words.get(1).map(|word| word.to_ascii_uppercase());
-    let names = call.words.get(2..).unwrap_or_default();
+    let asked = call.args.get(1).map(|arg| arg.to_ascii_uppercase());
+    let names = call.args.get(2..).unwrap_or_default();
     let answers = call.answers();
     match asked.as_deref() {
         None => {
@@ -267,7 +267,7 @@ pub(super) fn command(call: &mut Call<'_>) -> Result {
         }
         Some(asked) => return Err(unknown_subcommand("COMMAND", asked)),
     }
-    Ok(Ran::Answered)
+    Ok(Outcome::Answered)
 }
 
 fn describe(answers: &mut super::answers::Answers, command: &Command) {
