@@ -31,15 +31,15 @@ fn describe(panic: &PanicHookInfo<'_>) -> String {
     let thread = thread::current();
     let name = thread.name().unwrap_or("unnamed");
     let text = panics::text(panic.payload());
-    let place = panic.location().map(|it| format!(" at {it}")).unwrap_or_default();
+    let location = panic.location().map(|it| format!(" at {it}")).unwrap_or_default();
     let backtrace = Backtrace::capture();
     let backtrace = match backtrace.status() {
         BacktraceStatus::Captured => format!("\n{backtrace}"),
         _ => String::new(),
     };
     format!(
-        "error: a defect ended the server: thread {name} panicked{place}: {text}. No acknowledged \
-         record is lost; the next start recovers{backtrace}\n"
+        "error: a defect ended the server: thread {name} panicked{location}: {text}. No \
+         acknowledged record is lost; the next start recovers{backtrace}\n"
     )
 }
 

@@ -200,8 +200,8 @@ mod tests {
     fn a_blocked_writer_blocks_no_caller_and_takes_bounded_memory() {
         let (queue, steer, written) = steered();
         let line = [b'x'; 1024];
-        let room = (BOUND_BYTES / line.len()) as u64;
-        for _ in 0..room + 3 {
+        let capacity = (BOUND_BYTES / line.len()) as u64;
+        for _ in 0..capacity + 3 {
             queue.put(&line);
         }
         assert_eq!(queue.dropped.load(Ordering::Relaxed), 3);
@@ -209,12 +209,12 @@ mod tests {
         assert!(!queue.flush(Duration::from_millis(1)));
         // When the writer continues, the lines are written and the loss is reported once. Whether
         // the first line was being written before the loss depends on the scheduling of threads.
-        for _ in 0..=room {
+        for _ in 0..=capacity {
             steer.send(Ok(())).unwrap();
         }
         assert!(queue.flush(LONG));
         let written: Vec<_> = written.try_iter().collect();
-        assert_eq!(written.iter().filter(|it| it[..] == line).count() as u64, room);
+        assert_eq!(written.iter().filter(|it| it[..] == line).count() as u64, capacity);
         let notices: Vec<_> = written.iter().filter(|it| it[..] != line).collect();
         assert_eq!(notices, [b"3 lines of the log were dropped\n"]);
     }

@@ -44,19 +44,20 @@ impl Profile {
             Some(path) => Some(PathBuf::from(path)),
             None => Some(home.as_ref()?.join(".aws").join(usual)),
         };
-        let place = ProfileLocation {
+        let location = ProfileLocation {
             name: named.clone().unwrap_or_else(|| "default".into()),
             credentials: file("AWS_SHARED_CREDENTIALS_FILE", "credentials"),
             config: file("AWS_CONFIG_FILE", "config"),
         };
-        let stamps = place.stamps();
-        let found = place.read()?;
+        let stamps = location.stamps();
+        let found = location.read()?;
         if named.is_some() && found.key.is_none() {
-            return Err(format!("AWS_PROFILE: {place} has no {KEY_ID}, or does not exist"));
+            return Err(format!("AWS_PROFILE: {location} has no {KEY_ID}, or does not exist"));
         }
-        let credentials = found
-            .key
-            .map(|key| ProfileCredentials { place, latest: Mutex::new((stamps, Arc::new(key))) });
+        let credentials = found.key.map(|key| ProfileCredentials {
+            location,
+            latest: Mutex::new((stamps, Arc::new(key))),
+        });
         Ok(Self { region: found.region, credentials })
     }
 }
@@ -65,14 +66,14 @@ impl Profile {
 /// file before they expire.
 #[derive(Debug)]
 pub(crate) struct ProfileCredentials {
-    place: ProfileLocation,
+    location: ProfileLocation,
     latest: Mutex<(Stamps, Arc<AwsCredential>)>,
 }
 
 impl ProfileCredentials {
     /// The profile's name.
     pub(crate) fn name(&self) -> &str {
-        &self.place.name
+        &self.location.name
     }
 }
 
@@ -81,11 +82,11 @@ impl CredentialProvider for ProfileCredentials {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
-        let stamps = self.place.stamps();
+        let stamps = self.location.stamps();
         let mut latest = self.latest.lock();
         if stamps != latest.0 {
-            let found = self.place.read();
-            let gone = || format!("{} no longer has {KEY_ID}", self.place);
+            let found = self.location.read();
+            let gone = || format!("{} no longer has {KEY_ID}", self.location);
             match found.and_then(|found| found.key.ok_or_else(gone)) {
                 Ok(key) => latest.1 = Arc::new(key),
                 // The file may be half written; it is read again at its next change.

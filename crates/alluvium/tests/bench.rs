@@ -70,8 +70,8 @@ fn a_rate_offers_exactly_its_batches() {
     let pace = ["--rate", "1MiB", "--duration", "1s", "--batch-size", "64KiB"];
     let done = ok_json(&[&["bench", "produce", "load", "--json"], &pace[..], &at].concat());
     assert_eq!(done["bytes"], MIB, "regardless of their latency");
-    let told = ok(&[&["bench", "produce", "load"], &pace[..], &at].concat());
-    contains(&told, &["TOPIC", "RATE", "P99.9", "load", "1.0 MiB", "16"]);
+    let table = ok(&[&["bench", "produce", "load"], &pace[..], &at].concat());
+    contains(&table, &["TOPIC", "RATE", "P99.9", "load", "1.0 MiB", "16"]);
 }
 
 #[test]

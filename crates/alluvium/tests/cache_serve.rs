@@ -206,7 +206,7 @@ fn an_invalid_request_ends_only_its_connection() {
     let directory = tempfile::tempdir().unwrap();
     let server = start(directory.path(), &[]);
     let mut honest = Client::new(&server);
-    for (bytes, told) in [
+    for (bytes, expected) in [
         (b"*99999999999999\r\n".to_vec(), "invalid multibulk length"),
         (b"*-1\r\n".to_vec(), "invalid multibulk length"),
         (b"*1\r\n$-1\r\n".to_vec(), "invalid bulk length"),
@@ -223,7 +223,7 @@ fn an_invalid_request_ends_only_its_connection() {
         let said = client.rest();
         // A reset may overtake the answer if the client continues to send.
         if bytes.len() < 1000 || !said.is_empty() {
-            contains(&said, &["-ERR", told]);
+            contains(&said, &["-ERR", expected]);
         }
         assert_eq!(honest.ask(&["PING"]), "+PONG");
     }
@@ -264,11 +264,11 @@ fn announced_lengths_take_no_memory() {
     assert_eq!(metric("alluvium_cache_connections"), 501);
     assert!(resident() < before + (100 << 20), "{before}, {}", resident());
     // Half a megabyte each would be 250 MB: most clients get no memory, and receive an error.
-    let told = |clients: &[Client]| {
+    let count_answered = |clients: &[Client]| {
         clients.iter().filter(|client| client.0.peek(&mut [0]).is_ok()).count()
     };
     let mut sent = 0;
-    while told(&clients[..sent]) <= 20 {
+    while count_answered(&clients[..sent]) <= 20 {
         match clients.get_mut(sent) {
             Some(client) => {
                 // The server may close before everything was sent.
@@ -580,12 +580,12 @@ fn a_password_is_required() {
     let mut other = Client::new(&server);
     assert_eq!(other.ask(&["HELLO", "3", "AUTH", "default", "open-sesame"]), "%7");
     // Clients that have not logged in get little memory.
-    let mut stranger = Client::new(&server);
-    stranger.send(b"*2\r\n$4\r\nAUTH\r\n$20000\r\n");
-    contains(&stranger.rest(), &["-ERR Protocol error: invalid bulk length"]);
-    let mut stranger = Client::new(&server);
-    stranger.send(b"*11\r\n");
-    contains(&stranger.rest(), &["-ERR Protocol error: invalid multibulk length"]);
+    let mut unauthenticated = Client::new(&server);
+    unauthenticated.send(b"*2\r\n$4\r\nAUTH\r\n$20000\r\n");
+    contains(&unauthenticated.rest(), &["-ERR Protocol error: invalid bulk length"]);
+    let mut unauthenticated = Client::new(&server);
+    unauthenticated.send(b"*11\r\n");
+    contains(&unauthenticated.rest(), &["-ERR Protocol error: invalid multibulk length"]);
 }
 
 #[test]
@@ -677,7 +677,7 @@ fn failing_eviction_is_reported_until_it_succeeds() {
     let refused =
         (0..10_000).map(|_| set()).find(|answer| answer != "+OK").expect("the disk is full");
     contains(&refused, &["-ERR ", "000000000000.journal", "directory"]);
-    let told = |server: &Server| {
+    let state = |server: &Server| {
         let (_, health) = server.get("/healthz");
         let (_, metrics) = server.get("/metrics");
         let metric =
@@ -685,19 +685,19 @@ fn failing_eviction_is_reported_until_it_succeeds() {
         let info = Client::new(server).bulk(&["INFO"]).unwrap();
         let info = String::from_utf8(info).unwrap();
         let info = info.lines().find_map(|it| it.strip_prefix("upkeep_failed:"));
-        let of = |told: Option<&str>| told.expect("the value exists").to_string();
-        (health, of(metric), of(info))
+        let text = |value: Option<&str>| value.expect("the value exists").to_string();
+        (health, text(metric), text(info))
     };
     // As soon as the maintenance in the background has finished.
-    let comes = |code: &str| {
+    let wait_for_health = |code: &str| {
         let begun = Instant::now();
         while !server.get("/healthz").0.contains(code) {
             assert!(begun.elapsed() < HANGS, "{code}");
             thread::sleep(Duration::from_millis(10));
         }
     };
-    comes("503");
-    let (health, metric, info) = told(&server);
+    wait_for_health("503");
+    let (health, metric, info) = state(&server);
     contains(&health, &["failed: ", "000000000000.journal", "directory"]);
     assert_eq!((&metric[..], &info[..]), ("1", "1"));
 
@@ -712,8 +712,8 @@ fn failing_eviction_is_reported_until_it_succeeds() {
     for _ in 0..1000 {
         assert_eq!(set(), "+OK");
     }
-    comes("200");
-    let (health, metric, info) = told(&server);
+    wait_for_health("200");
+    let (health, metric, info) = state(&server);
     assert_eq!(health, "ok\n");
     assert_eq!((&metric[..], &info[..]), ("0", "0"));
 }

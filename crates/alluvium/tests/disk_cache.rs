@@ -48,8 +48,8 @@ fn wait_for(what: &str, done: impl Fn() -> bool) {
 
 /// Reads the whole topic; returns its bytes.
 fn consumed(server: &Server) -> u64 {
-    let told = ok_json(&["bench", "consume", "load", "--bootstrap", &server.kafka, "--json"]);
-    told["bytes"].as_u64().expect("a number of bytes")
+    let measured = ok_json(&["bench", "consume", "load", "--bootstrap", &server.kafka, "--json"]);
+    measured["bytes"].as_u64().expect("a number of bytes")
 }
 
 fn gets(server: &Server) -> u64 {

@@ -292,8 +292,8 @@ fn orphans_and_missing_objects_are_listed() {
     let (past, future) = (orphan(0), orphan(u64::MAX));
     let listed = ok(&with(&["--older-than", "0s"]));
     contains(&listed, &["2 orphans", "old enough", "newer than the catalog"]);
-    let young = ok_json(&with(&["--json"]));
-    assert_eq!(young["orphans"][0]["state"], "not older than 24h");
+    let recent = ok_json(&with(&["--json"]));
+    assert_eq!(recent["orphans"][0]["state"], "not older than 24h");
     assert!(past.exists() && future.exists(), "nothing is deleted");
 
     change(&objects[0], |bytes| bytes.truncate(100));

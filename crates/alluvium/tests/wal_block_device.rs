@@ -43,8 +43,8 @@ impl LoopDevice {
     fn grow(&self, bytes: u64) {
         let file = File::options().write(true).open(self.directory.path().join("backing")).unwrap();
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
-        let told = Command::new("losetup").arg("--set-capacity").arg(&self.path).status();
-        assert!(told.is_ok_and(|status| status.success()), "{}", self.path.display());
+        let resized = Command::new("losetup").arg("--set-capacity").arg(&self.path).status();
+        assert!(resized.is_ok_and(|status| status.success()), "{}", self.path.display());
     }
 }
 

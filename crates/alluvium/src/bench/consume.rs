@@ -62,7 +62,7 @@ pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
     let (mut client, topic, shares) = shares(&args.common)?;
     let starts = offsets(&mut client, &topic, EARLIEST)?;
     let ends = offsets(&mut client, &topic, LATEST)?;
-    let place = |partition: &i32| {
+    let reader = |partition: &i32| {
         let missing = || Failure::Failed(format!("partition {partition}: no offset in the answer"));
         let start = *starts.get(partition).ok_or_else(missing)?;
         let end = *ends.get(partition).ok_or_else(missing)?;
@@ -72,8 +72,8 @@ pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
     let tally = Tally::new(&args.common)?;
     let until = args.duration.and_then(|span| tally.started.checked_add(span.0));
     tally.drive(&shares, |_, share| {
-        let places = share.partitions.iter().map(place).collect::<Result<Vec<_>, Failure>>()?;
-        consume(args, fetch_bytes, share, &topic, places, until, &tally)
+        let readers = share.partitions.iter().map(reader).collect::<Result<Vec<_>, Failure>>()?;
+        consume(args, fetch_bytes, share, &topic, readers, until, &tally)
     })?;
     tally.report(&args.common)
 }
@@ -83,7 +83,7 @@ fn consume(
     fetch_bytes: i32,
     share: &Share,
     topic: &MetadataResponseTopic,
-    mut places: Vec<PartitionReader>,
+    mut readers: Vec<PartitionReader>,
     until: Option<Instant>,
     tally: &Tally,
 ) -> Result<(), Failure> {
@@ -91,21 +91,21 @@ fn consume(
     let version = client.version::<FetchRequest>(NEWEST).map_err(Failure::new)?;
     let name = topic_name(&args.common.topic);
     // These partitions are empty and stay so in the range to read.
-    places.retain(|place| place.end.is_none_or(|end| place.start < end));
-    while !places.is_empty() && !tally.is_over() {
+    readers.retain(|reader| reader.end.is_none_or(|end| reader.start < end));
+    while !readers.is_empty() && !tally.is_over() {
         let due = Instant::now();
         if until.is_some_and(|until| due >= until) {
             break;
         }
-        let partition = |place: &PartitionReader| {
+        let partition = |reader: &PartitionReader| {
             FetchPartition::default()
-                .with_partition(place.partition)
-                .with_fetch_offset(place.next)
+                .with_partition(reader.partition)
+                .with_fetch_offset(reader.next)
                 .with_partition_max_bytes(fetch_bytes)
         };
         let wanted = FetchTopic::default()
             .with_topic(name.clone())
-            .with_partitions(places.iter().map(partition).collect());
+            .with_partitions(readers.iter().map(partition).collect());
         // Without a fetch session: each request names all partitions.
         let request = FetchRequest::default()
             .with_replica_id(BrokerId(-1))
@@ -117,14 +117,14 @@ fn consume(
         let answer = client.call(version, &request).map_err(Failure::new)?;
         let latency = due.elapsed();
         let (bytes, skipped) =
-            take(&mut places, &answer, |partition| start(&mut client, topic, partition))?;
+            take(&mut readers, &answer, |partition| start(&mut client, topic, partition))?;
         // If the run is limited by time, a partition that was read completely is read again.
-        for place in &mut places {
-            if until.is_some() && place.end.is_some_and(|end| place.next >= end) {
-                place.next = place.start;
+        for reader in &mut readers {
+            if until.is_some() && reader.end.is_some_and(|end| reader.next >= end) {
+                reader.next = reader.start;
             }
         }
-        places.retain(|place| place.end.is_none_or(|end| place.next < end));
+        readers.retain(|reader| reader.end.is_none_or(|end| reader.next < end));
         tally.add(Sample { due, latency, bytes });
         tally.skip(skipped);
     }
@@ -148,7 +148,7 @@ fn start(
 /// Processes a response. Returns the bytes of complete batches and the number of skipped offsets: a
 /// partition whose next offset is gone continues at its current start, which `start` returns.
 fn take(
-    places: &mut [PartitionReader],
+    readers: &mut [PartitionReader],
     answer: &FetchResponse,
     mut start: impl FnMut(i32) -> Result<i64, Failure>,
 ) -> Result<(u64, u64), Failure> {
@@ -159,17 +159,17 @@ fn take(
     for data in answer.responses.iter().flat_map(|topic| &topic.partitions) {
         let index = data.partition_index;
         let failed = |reason| Failure::Failed(format!("partition {index}: {reason}"));
-        let place = places.iter_mut().find(|place| place.partition == index);
-        let place = place.ok_or_else(|| failed("was not requested".into()))?;
+        let reader = readers.iter_mut().find(|reader| reader.partition == index);
+        let reader = reader.ok_or_else(|| failed("was not requested".into()))?;
         if data.error_code == ResponseError::OffsetOutOfRange.code() {
-            skipped += place.skip_to(start(index)?).map_err(failed)?;
+            skipped += reader.skip_to(start(index)?).map_err(failed)?;
             continue;
         }
         if let Some(reason) = refusal(data.error_code, None) {
             return Err(failed(reason));
         }
         if let Some(records) = &data.records {
-            bytes += place.take(records).map_err(failed)?;
+            bytes += reader.take(records).map_err(failed)?;
         }
     }
     Ok((bytes, skipped))
@@ -247,21 +247,21 @@ mod tests {
         batch
     }
 
-    fn place(next: i64) -> PartitionReader {
+    fn reader(next: i64) -> PartitionReader {
         PartitionReader { partition: 0, next, start: 0, end: None }
     }
 
     #[test]
     fn whole_batches_count_and_the_next_offset_follows_them() {
-        let mut place = place(5);
+        let mut reader = reader(5);
         // The first batch begins before the requested offset; the last one is incomplete.
         let records = [batch(3, 4), batch(7, 10), batch(17, 1)[..40].to_vec()].concat();
-        assert_eq!(place.take(&records), Ok(2 * 61));
-        assert_eq!(place.next, 17);
-        assert_eq!(place.take(&[]), Ok(0));
+        assert_eq!(reader.take(&records), Ok(2 * 61));
+        assert_eq!(reader.next, 17);
+        assert_eq!(reader.take(&[]), Ok(0));
         // Log compaction leaves gaps.
-        assert_eq!(place.take(&batch(30, 1)), Ok(61));
-        assert_eq!(place.next, 31);
+        assert_eq!(reader.take(&batch(30, 1)), Ok(61));
+        assert_eq!(reader.next, 31);
     }
 
     #[test]
@@ -279,20 +279,20 @@ mod tests {
             let topic = FetchableTopicResponse::default().with_partitions(partitions);
             FetchResponse::default().with_responses(vec![topic])
         };
-        let mut places = [place(5), PartitionReader { partition: 1, ..place(3) }];
+        let mut readers = [reader(5), PartitionReader { partition: 1, ..reader(3) }];
         let both = answer(vec![data(0, out_of_range, vec![]), data(1, 0, batch(3, 2))]);
         let mut asked = Vec::new();
-        let taken = take(&mut places, &both, |partition| {
+        let taken = take(&mut readers, &both, |partition| {
             asked.push(partition);
             Ok(12)
         });
         assert_eq!((taken.unwrap(), asked), ((61, 7), vec![0]));
-        assert_eq!((places[0].start, places[0].next), (12, 12), "and so does the next round");
-        assert_eq!((places[1].start, places[1].next), (0, 5));
+        assert_eq!((readers[0].start, readers[0].next), (12, 12), "and so does the next round");
+        assert_eq!((readers[1].start, readers[1].next), (0, 5));
         // The end of its range is gone.
-        assert!(take(&mut places, &both, |_| Ok(12)).is_err());
+        assert!(take(&mut readers, &both, |_| Ok(12)).is_err());
         assert!(
-            take(&mut places, &answer(vec![data(0, 1 + out_of_range, vec![])]), |_| Ok(99))
+            take(&mut readers, &answer(vec![data(0, 1 + out_of_range, vec![])]), |_| Ok(99))
                 .is_err()
         );
     }
@@ -312,7 +312,7 @@ mod tests {
             (batch(0, 1)[..60].to_vec(), "no complete batch"),
             ([batch(0, 2), batch(1, 1)].concat(), "expected offset 2"),
         ] {
-            let error = place(0).take(&records).unwrap_err();
+            let error = reader(0).take(&records).unwrap_err();
             assert!(error.contains(reason), "{reason}: {error}");
         }
     }

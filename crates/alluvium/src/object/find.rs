@@ -21,15 +21,15 @@ pub(super) struct Found {
     pub(super) shown: String,
 }
 
-/// Finds the objects that `place` names: a file or a directory, as a path or as a file:// URL, or
-/// an object or a prefix in a bucket of S3. A directory or a prefix represents everything below it
+/// Finds the objects at `location`: a file or a directory, as a path or as a file:// URL, or an
+/// object or a prefix in a bucket of S3. A directory or a prefix represents everything below it
 /// that has the name of an object; a single file is treated as an object, whatever its name.
 ///
 /// # Errors
 /// It cannot be read, or there is no object.
-pub(super) async fn find(place: &str, s3: &S3Args) -> Result<Vec<Found>, Failure> {
-    let found = if place.contains("://") {
-        match ObjectStoreUrl::parse(place, s3.settings()).map_err(Failure::Usage)? {
+pub(super) async fn find(location: &str, s3: &S3Args) -> Result<Vec<Found>, Failure> {
+    let found = if location.contains("://") {
+        match ObjectStoreUrl::parse(location, s3.settings()).map_err(Failure::Usage)? {
             ObjectStoreUrl::Directory(path) => in_files(&path).await?,
             ObjectStoreUrl::S3(bucket) => in_bucket(bucket).await?,
             ObjectStoreUrl::Memory => {
@@ -39,10 +39,10 @@ pub(super) async fn find(place: &str, s3: &S3Args) -> Result<Vec<Found>, Failure
             }
         }
     } else {
-        in_files(Path::new(place)).await?
+        in_files(Path::new(location)).await?
     };
     if found.is_empty() {
-        return Err(Failure::NotChecked(format!("{place}: no object found")));
+        return Err(Failure::NotChecked(format!("{location}: no object found")));
     }
     Ok(found)
 }

@@ -72,8 +72,8 @@ struct Damaged {
 /// An object is damaged (exit code 1), or cannot be read (2).
 pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
     let mut found = Vec::new();
-    for place in &args.objects {
-        found.extend(find(place, &args.s3).await?);
+    for location in &args.objects {
+        found.extend(find(location, &args.s3).await?);
     }
     let catalog = args.data_dir.as_deref().map(crate::catalog::load).transpose()?;
     let contents = catalog.as_ref().map(|(snapshot, _lock)| Contents::of(snapshot));

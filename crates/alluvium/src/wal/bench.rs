@@ -492,15 +492,15 @@ impl<'a> Bench<'a> {
         let setting = self.fio_setting(target);
         let mut round = reopen::Round { fio: Vec::new(), opened: Vec::new() };
         let (records, jobs) = (records(self.args), reopen::READ_JOBS);
-        let mut turns: Vec<usize> = (0..records.len().max(jobs.len())).collect();
+        let mut order: Vec<usize> = (0..records.len().max(jobs.len())).collect();
         if backwards {
-            turns.reverse();
+            order.reverse();
         }
-        for turn in turns {
-            if let Some(job) = jobs.get(turn) {
+        for index in order {
+            if let Some(job) = jobs.get(index) {
                 round.fio.push(beside(&setting, *job)?);
             }
-            if let Some(record) = records.get(turn) {
+            if let Some(record) = records.get(index) {
                 round.opened.push(self.reopen(*record)?);
             }
         }

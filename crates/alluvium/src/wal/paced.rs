@@ -143,9 +143,9 @@ pub(super) fn drive(
     let seconds = (after.at - before.at).as_secs_f64();
     let mut latencies = acks.latencies;
     let unacknowledged = records - latencies.count();
-    let gave_up = started.elapsed();
+    let stopped = started.elapsed();
     for index in measured.end - unacknowledged..measured.end {
-        latencies.record(gave_up.saturating_sub(arrivals.at(index)));
+        latencies.record(stopped.saturating_sub(arrivals.at(index)));
     }
     Ok(Measured {
         record_bytes: pace.record_bytes,
@@ -229,14 +229,14 @@ impl<'a> Appender<'a> {
         }
     }
 
-    /// Appends arriving records until all measured ones are acknowledged, or until `give_up`.
+    /// Appends arriving records until all measured ones are acknowledged, or until `limit` is over.
     /// Returns the times at which the measured time began and ended.
     fn run(
         &mut self,
         disk: Option<&ModelledDisk>,
         acknowledger: &Acknowledger<'_>,
         appended: &mpsc::Sender<(LogOffset, u64)>,
-        give_up: Duration,
+        limit: Duration,
     ) -> Result<(Snapshot, Snapshot), Failure> {
         // Makes the kernel wake this thread at the requested time, not up to 50 us later.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
@@ -254,10 +254,10 @@ impl<'a> Appender<'a> {
             if now >= span.end && after.is_none() {
                 after = Some(Snapshot::take(self.wal, disk));
             }
-            if after.is_some() && (complete.load(Ordering::Acquire) || now >= give_up) {
+            if after.is_some() && (complete.load(Ordering::Acquire) || now >= limit) {
                 break;
             }
-            let Some(end) = self.append(started + give_up)? else { break };
+            let Some(end) = self.append(started + limit)? else { break };
             if appended.send((end, index)).is_err() {
                 break; // The log has failed, and the other thread reports why.
             }
@@ -269,19 +269,19 @@ impl<'a> Appender<'a> {
         Ok((before.unwrap_or_else(now), after.unwrap_or_else(now)))
     }
 
-    /// Appends a record as soon as there is space. `None` if there was none until `give_up`.
-    fn append(&mut self, give_up: Instant) -> Result<Option<LogOffset>, Failure> {
+    /// Appends a record as soon as there is space. `None` if there was none until `deadline`.
+    fn append(&mut self, deadline: Instant) -> Result<Option<LogOffset>, Failure> {
         loop {
-            let room = self.wal.wait_space();
+            let space = self.wal.wait_space();
             match self.wal.append_shared(&[], &self.payload) {
                 Ok(append) => return Ok(Some(append.end())),
-                Err(_) if Instant::now() >= give_up => return Ok(None),
+                Err(_) if Instant::now() >= deadline => return Ok(None),
                 Err(AppendError::OverCapacity { .. }) if self.trim.is_some() => self.end_trim()?,
                 Err(AppendError::OverCapacity { .. }) if self.acknowledged() > self.trimmed => {
                     self.start_trim()?;
                 }
                 Err(AppendError::WindowFull { .. } | AppendError::OverCapacity { .. }) => {
-                    room.wait();
+                    space.wait();
                 }
                 Err(error) => return Err(Failure::new(error)),
             }

@@ -31,7 +31,7 @@ fn charts(report: &Report) -> Vec<(&'static str, Chart)> {
     let closed: Vec<_> = report.cases.iter().filter_map(Case::closed).collect();
     let paced: Vec<_> = report.cases.iter().filter_map(Case::paced).collect();
     let target = &report.target;
-    let place = match report.model {
+    let subtitle = match report.model {
         Some(model) => format!("modelled disk: {model}"),
         // Without the path, which has no meaning elsewhere.
         None => format!(
@@ -43,16 +43,17 @@ fn charts(report: &Report) -> Vec<(&'static str, Chart)> {
     };
     let mut charts = Vec::new();
     if !closed.is_empty() {
-        charts.push(("throughput-by-record.svg", closed_throughput(&closed, &place)));
-        charts.push(("latency-by-record.svg", closed_latency(&closed, &place)));
+        charts.push(("throughput-by-record.svg", closed_throughput(&closed, &subtitle)));
+        charts.push(("latency-by-record.svg", closed_latency(&closed, &subtitle)));
     }
     if !paced.is_empty() {
-        charts.push(("latency-over-load.svg", latency_over_load(&paced, &place)));
-        charts.push(("full-load-latency.svg", full_load_latency(report, &paced, &place)));
-        charts.push(("full-load-throughput.svg", full_load_throughput(report, &paced, &place)));
+        charts.push(("latency-over-load.svg", latency_over_load(&paced, &subtitle)));
+        charts.push(("full-load-latency.svg", full_load_latency(report, &paced, &subtitle)));
+        charts.push(("full-load-throughput.svg", full_load_throughput(report, &paced, &subtitle)));
     }
     if !report.sweeps.is_empty() {
-        charts.push(("throughput-over-limit.svg", throughput_over_limit(&report.sweeps, &place)));
+        charts
+            .push(("throughput-over-limit.svg", throughput_over_limit(&report.sweeps, &subtitle)));
     }
     charts
 }
@@ -97,15 +98,15 @@ fn by_outstanding(
 
 /// The position of each record size and its figure, where there is one.
 fn points(records: &[u64], figure: impl Fn(u64) -> Option<f64>) -> Vec<(f64, f64)> {
-    let point = |(place, record): (usize, &u64)| Some((place as f64, figure(*record)?));
+    let point = |(index, record): (usize, &u64)| Some((index as f64, figure(*record)?));
     records.iter().enumerate().filter_map(point).collect()
 }
 
-fn closed_throughput(cases: &[&drive::Measured], place: &str) -> Chart {
+fn closed_throughput(cases: &[&drive::Measured], subtitle: &str) -> Chart {
     let records = distinct(cases.iter().map(|case| case.record_bytes as u64));
     Chart {
         title: "Throughput by record size".into(),
-        subtitle: place.into(),
+        subtitle: subtitle.into(),
         series: by_outstanding(cases, &records, |case| case.bytes_per_second / MIB),
         marks: Vec::new(),
         x: record_axis(&records),
@@ -113,11 +114,11 @@ fn closed_throughput(cases: &[&drive::Measured], place: &str) -> Chart {
     }
 }
 
-fn closed_latency(cases: &[&drive::Measured], place: &str) -> Chart {
+fn closed_latency(cases: &[&drive::Measured], subtitle: &str) -> Chart {
     let records = distinct(cases.iter().map(|case| case.record_bytes as u64));
     Chart {
         title: "Median latency by record size".into(),
-        subtitle: place.into(),
+        subtitle: subtitle.into(),
         series: by_outstanding(cases, &records, |case| case.latency.p50_us),
         marks: Vec::new(),
         x: record_axis(&records),
@@ -125,7 +126,7 @@ fn closed_latency(cases: &[&drive::Measured], place: &str) -> Chart {
     }
 }
 
-fn latency_over_load(cases: &[&Measured], place: &str) -> Chart {
+fn latency_over_load(cases: &[&Measured], subtitle: &str) -> Chart {
     let records = distinct(cases.iter().map(|case| case.record_bytes as u64));
     let line = |record: u64| {
         let mut points: Vec<(f64, f64)> = cases
@@ -138,7 +139,7 @@ fn latency_over_load(cases: &[&Measured], place: &str) -> Chart {
     };
     Chart {
         title: "Mean latency over load, by record size".into(),
-        subtitle: place.into(),
+        subtitle: subtitle.into(),
         x: axis("offered load, payload in MiB/s", Scale::Linear),
         y: axis("latency in ms, mean", Scale::Logarithmic),
         series: records.iter().copied().map(line).collect(),
@@ -146,7 +147,7 @@ fn latency_over_load(cases: &[&Measured], place: &str) -> Chart {
     }
 }
 
-fn throughput_over_limit(sweeps: &[Sweep], place: &str) -> Chart {
+fn throughput_over_limit(sweeps: &[Sweep], subtitle: &str) -> Chart {
     let line = |sweep: &Sweep| Series {
         name: format!("{} x {}", Size { bytes: sweep.record_bytes }, sweep.outstanding),
         points: (0_u32..)
@@ -159,7 +160,7 @@ fn throughput_over_limit(sweeps: &[Sweep], place: &str) -> Chart {
     Chart {
         title: "Throughput over the log's limit on writes, by record size and number outstanding"
             .into(),
-        subtitle: place.into(),
+        subtitle: subtitle.into(),
         x: Axis { label: "limit on writes".into(), scale: Scale::Names(names) },
         y: axis("payload in MiB/s", Scale::Linear),
         series: sweeps.iter().map(line).collect(),
@@ -179,7 +180,7 @@ fn line(name: &str, dashed: bool, records: &[u64], figure: impl Fn(u64) -> Optio
     Series { name: name.into(), points: points(records, figure), dashed }
 }
 
-fn full_load_latency(report: &Report, cases: &[&Measured], place: &str) -> Chart {
+fn full_load_latency(report: &Report, cases: &[&Measured], subtitle: &str) -> Chart {
     let (load, cases) = at_full_load(cases);
     let records = distinct(cases.iter().map(|case| case.record_bytes as u64));
     let of = |record| cases.iter().find(|case| case.record_bytes as u64 == record);
@@ -197,7 +198,7 @@ fn full_load_latency(report: &Report, cases: &[&Measured], place: &str) -> Chart
     }
     Chart {
         title: format!("Latency at {load} MiB/s, by record size"),
-        subtitle: place.into(),
+        subtitle: subtitle.into(),
         x: record_axis(&records),
         y: axis("latency in ms", Scale::Logarithmic),
         series,
@@ -205,7 +206,7 @@ fn full_load_latency(report: &Report, cases: &[&Measured], place: &str) -> Chart
     }
 }
 
-fn full_load_throughput(report: &Report, cases: &[&Measured], place: &str) -> Chart {
+fn full_load_throughput(report: &Report, cases: &[&Measured], subtitle: &str) -> Chart {
     let (load, cases) = at_full_load(cases);
     let records = distinct(cases.iter().map(|case| case.record_bytes as u64));
     let of = |record| cases.iter().find(|case| case.record_bytes as u64 == record);
@@ -225,7 +226,7 @@ fn full_load_throughput(report: &Report, cases: &[&Measured], place: &str) -> Ch
     }
     Chart {
         title: format!("Throughput at an offered load of {load} MiB/s, by record size"),
-        subtitle: place.into(),
+        subtitle: subtitle.into(),
         x: record_axis(&records),
         y: axis("throughput in MiB/s", Scale::Linear),
         series,
