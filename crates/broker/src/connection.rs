@@ -404,7 +404,7 @@ mod tests {
     async fn while_others_wait_a_response_must_reach_a_rate() {
         const KIB: usize = 1 << 10;
         const SPAN: Duration = Duration::from_millis(100);
-        let is_given_up = async |len_bytes: usize, is_waited_for: bool| {
+        let is_disconnected = async |len_bytes: usize, is_waited_for: bool| {
             let taken = AtomicUsize::new(0);
             // At most 13 MiB/s.
             let client = async {
@@ -420,8 +420,8 @@ mod tests {
                 () = is_too_slow(SPAN, rate, &taken, || is_waited_for) => true,
             }
         };
-        assert!(is_given_up(100 * KIB * KIB, true).await, "the time is unlimited");
-        assert!(!is_given_up(100 * KIB * KIB, false).await);
-        assert!(!is_given_up(100 * KIB, true).await);
+        assert!(is_disconnected(100 * KIB * KIB, true).await, "the time is unlimited");
+        assert!(!is_disconnected(100 * KIB * KIB, false).await);
+        assert!(!is_disconnected(100 * KIB, true).await);
     }
 }

@@ -323,13 +323,13 @@ impl Rules {
     }
 }
 
-/// Warns the operator if the batch size set for `whom` exceeds the limit of the store, which then
+/// Warns the operator if the batch size set for `scope` exceeds the limit of the store, which then
 /// applies.
-pub(crate) fn warn_of_bound(whom: &str, max_message_bytes: Option<&String>, store_bytes: u64) {
+pub(crate) fn warn_of_bound(scope: &str, max_message_bytes: Option<&String>, store_bytes: u64) {
     let wanted = max_message_bytes.and_then(|value| value.parse::<u64>().ok());
     if let Some(wanted) = wanted.filter(|wanted| *wanted > store_bytes) {
         tracing::warn!(
-            whom,
+            scope,
             wanted,
             counts_as = store_bytes,
             "the configured batch size exceeds the limit of the store, which applies instead"

@@ -104,9 +104,9 @@ impl Shared {
             // A share group cannot use committed offsets.
             let convert = is_joining && !self.has_offsets(group_id);
             let Some(share) = Registry::share(group, convert, now) else {
-                let is_nobodys =
+                let is_unused =
                     group.is_dead() || group.is_vacant_classic() && !self.has_offsets(group_id);
-                return Err(if is_nobodys { unknown() } else { not_a_share_group(group_id) });
+                return Err(if is_unused { unknown() } else { not_a_share_group(group_id) });
             };
             if request.member_epoch == LEAVES {
                 share.leave(now, &beat.member_id)?;

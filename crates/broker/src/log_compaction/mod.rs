@@ -141,9 +141,9 @@ impl Plan {
             if part.end.0 <= clean_end {
                 continue;
             }
-            let is_young =
+            let is_recent =
                 rules.min_lag_ms > 0 && part.newest_ms > now_ms.saturating_sub(rules.min_lag_ms);
-            if part.end.0 > stable_end || is_young {
+            if part.end.0 > stable_end || is_recent {
                 break;
             }
             plan.dirty_bytes += part.payload_bytes - clean_bytes;

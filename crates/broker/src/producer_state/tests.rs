@@ -124,7 +124,7 @@ fn producers_are_bounded_and_expire() {
 /// The cost of an eviction does not depend on the number of producers.
 #[test]
 fn an_eviction_examines_only_the_evicted_producers() {
-    let looked_at = |states: &mut ProducerStates, ids: std::ops::Range<i64>| {
+    let examined = |states: &mut ProducerStates, ids: std::ops::Range<i64>| {
         let before = EXAMINED.get();
         for id in ids {
             states.record(&batch(id, 0, 0, 1), id as u64, 0, NOW);
@@ -133,17 +133,17 @@ fn an_eviction_examines_only_the_evicted_producers() {
     };
     let mut states = ProducerStates::default();
     let max = MAX_PRODUCERS as i64;
-    assert_eq!(looked_at(&mut states, 0..max), 0);
-    assert_eq!(looked_at(&mut states, max..max + 1_000), 1_000);
+    assert_eq!(examined(&mut states, 0..max), 0);
+    assert_eq!(examined(&mut states, max..max + 1_000), 1_000);
     let mut read = ProducerStates::decode(&states.encode().unwrap(), 0).unwrap();
-    assert_eq!(looked_at(&mut read, max + 1_000..max + 2_000), 1_000, "after a start");
+    assert_eq!(examined(&mut read, max + 1_000..max + 2_000), 1_000, "after a start");
 
     // Producers with an open transaction are not examined either.
     let mut states = ProducerStates::default();
     for id in 0..max {
         states.record(&transactional(id), id as u64, 0, NOW);
     }
-    assert!(looked_at(&mut states, max..max + 1_000) <= 1_000);
+    assert!(examined(&mut states, max..max + 1_000) <= 1_000);
     assert_eq!(states.producers.len(), MAX_PRODUCERS + 1);
 }
 

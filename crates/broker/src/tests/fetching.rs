@@ -211,12 +211,12 @@ async fn a_client_that_holds_memory_needed_by_others_is_disconnected() {
     sleep(Duration::from_millis(1_500)).await;
     assert!(budget.free_bytes() <= total_bytes - (20 << 20));
     let rest = budget.acquire(budget.free_bytes()).await;
-    let given_up = async {
+    let disconnected = async {
         while budget.free_bytes() == 0 {
             sleep(Duration::from_millis(1)).await;
         }
     };
-    timeout(Duration::from_secs(6), given_up)
+    timeout(Duration::from_secs(6), disconnected)
         .await
         .expect("others wait for a client that does not read");
     drop(rest);

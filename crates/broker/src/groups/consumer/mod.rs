@@ -337,7 +337,7 @@ impl ConsumerGroup {
         let is_full = beat.rebalance_timeout_ms.is_some()
             && (beat.topics.is_some() || beat.regex.is_some())
             && beat.owned.is_some();
-        let is_told = is_joining
+        let sends_assignment = is_joining
             || is_full
             || before.is_none_or(|before| {
                 // A heartbeat with the previous epoch means that the last response was lost.
@@ -346,7 +346,7 @@ impl ConsumerGroup {
         Ok(Answer {
             member_id: id.to_owned(),
             epoch: member.current.epoch,
-            assignment: is_told.then(|| member.current.assigned.clone()),
+            assignment: sends_assignment.then(|| member.current.assigned.clone()),
         })
     }
 

@@ -367,12 +367,12 @@ fn records_of_version_1_are_readable_and_damaged_checkpoints_are_detected() {
 /// Written before the epoch of each partition was recorded.
 #[test]
 fn members_of_a_version_1_checkpoint_own_their_partitions_since_their_current_epoch() {
-    let current = |epoch, kept: &[i32], given_up: &[i32]| Change::Current {
+    let current = |epoch, kept: &[i32], revoking: &[i32]| Change::Current {
         id: "m".into(),
         current: Current {
             epoch,
             assigned: parts("t", kept),
-            revoking: parts("u", given_up),
+            revoking: parts("u", revoking),
             ..Current::default()
         },
     };

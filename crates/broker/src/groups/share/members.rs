@@ -175,8 +175,8 @@ impl ShareGroup {
         if member.epoch != epoch {
             (member.previous_epoch, member.epoch) = (member.epoch, epoch);
         }
-        let is_told = beat.epoch != epoch || member.assigned != before;
-        Ok((epoch, is_told.then(|| member.assigned.clone())))
+        let sends_assignment = beat.epoch != epoch || member.assigned != before;
+        Ok((epoch, sends_assignment.then(|| member.assigned.clone())))
     }
 
     pub(in crate::groups) fn leave(&mut self, now: Instant, id: &str) -> Result<(), Fault> {

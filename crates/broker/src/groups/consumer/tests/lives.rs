@@ -22,7 +22,7 @@ enum Event {
     },
     Beat {
         client: usize,
-        tells_owned: bool,
+        reports_owned: bool,
         answer_is_lost: bool,
     },
     /// Stop using revoked partitions.
@@ -55,8 +55,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         2 => (client.clone(), 0..16_usize)
             .prop_map(|(client, subscription)| Event::Subscribe { client, subscription }),
         12 => (client.clone(), any::<bool>(), prop::bool::weighted(0.2))
-            .prop_map(|(client, tells_owned, answer_is_lost)| {
-                Event::Beat { client, tells_owned, answer_is_lost }
+            .prop_map(|(client, reports_owned, answer_is_lost)| {
+                Event::Beat { client, reports_owned, answer_is_lost }
             }),
         5 => client.clone().prop_map(|client| Event::GiveUp { client }),
         2 => (client.clone(), any::<bool>())
@@ -148,13 +148,13 @@ impl World {
         assert_eq!(self.log.0.get("g").unwrap_or(&GroupState::default()), live, "replay and live");
     }
 
-    fn beat(&mut self, client: usize, tells_owned: bool) -> Result<Answer, Fault> {
+    fn beat(&mut self, client: usize, reports_owned: bool) -> Result<Answer, Fault> {
         let c = &self.clients[client];
         let beat = Beat {
             member_id: c.member_id.clone(),
             epoch: c.epoch,
             instance_id: c.instance_id.clone(),
-            owned: (tells_owned || c.missed_answer).then(|| c.used.clone()),
+            owned: (reports_owned || c.missed_answer).then(|| c.used.clone()),
             ..Beat::default()
         };
         let beat = if c.missed_answer {
@@ -248,10 +248,10 @@ impl World {
                 self.write_all();
                 self.hear(client, answer);
             }
-            Event::Beat { client, tells_owned, answer_is_lost }
+            Event::Beat { client, reports_owned, answer_is_lost }
                 if self.clients[client].is_member =>
             {
-                let answer = self.beat(client, tells_owned);
+                let answer = self.beat(client, reports_owned);
                 self.write_all();
                 if answer_is_lost {
                     self.clients[client].missed_answer = true;

@@ -56,7 +56,7 @@ struct Walk {
     clients: Vec<Client>,
     greatest_generation: i32,
     /// The last generation in which any member received its assignment.
-    told_generation: i32,
+    received_generation: i32,
     /// The member that was asked to assign, by generation.
     leaders: BTreeMap<i32, StrBytes>,
     joins: BTreeSet<u32>,
@@ -83,7 +83,7 @@ impl Walk {
             random,
             clients,
             greatest_generation: 0,
-            told_generation: 0,
+            received_generation: 0,
             leaders: BTreeMap::new(),
             joins: BTreeSet::new(),
             syncs: BTreeSet::new(),
@@ -159,9 +159,13 @@ impl Walk {
             }
         }
         if self.bench.persisted.is_some() {
-            assert!(self.told_generation <= generation, "generation {}", self.told_generation);
+            assert!(
+                self.received_generation <= generation,
+                "generation {}",
+                self.received_generation
+            );
         }
-        self.told_generation = generation;
+        self.received_generation = generation;
         self.joins.retain(|waiter| self.bench.joined.contains_key(waiter));
         self.syncs.retain(|waiter| self.bench.synced.contains_key(waiter));
         self.unseen.clear();
@@ -209,7 +213,7 @@ impl Walk {
             if let Some(answer) = client.sync.and_then(|waiter| self.bench.synced.get(&waiter)) {
                 client.sync = None;
                 if answer.is_ok() {
-                    self.told_generation = self.bench.group.generation;
+                    self.received_generation = self.bench.group.generation;
                 }
                 client.next = if answer.is_ok() { Next::Heartbeat } else { Next::Join };
             }
