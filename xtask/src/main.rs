@@ -62,7 +62,7 @@ enum Task {
     /// Runs every step even if one fails, so that one run shows everything that needs to be fixed.
     Gate,
     /// Check the rules of docs/STYLE.md that a program can check: line width, file length, banned
-    /// words, imports between layers, import cycles. The gate runs it too.
+    /// words, imports between layers, import cycles, links between files. The gate runs it too.
     Tidy(TidyOptions),
     /// Install what the tests need, then run all of them: cargo tests, real clients, kill test.
     ///

@@ -9,6 +9,7 @@
 mod cycles;
 mod layers;
 mod lines;
+mod links;
 mod source;
 mod words;
 
@@ -30,7 +31,7 @@ const ALLOWANCES: &str = "xtask/tidy.txt";
 /// How many violations of one rule in one file are printed.
 const PRINTED: usize = 5;
 
-/// What a rule is about.
+/// A rule, by what it limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rule {
     /// Lines that are wider than the limit.
@@ -43,10 +44,13 @@ enum Rule {
     Layers,
     /// The number of modules in the largest import cycle of a crate, where there is one.
     Cycle,
+    /// Relative links in Markdown whose target does not exist.
+    Links,
 }
 
 impl Rule {
-    const ALL: [Self; 5] = [Self::Width, Self::Length, Self::Words, Self::Layers, Self::Cycle];
+    const ALL: [Self; 6] =
+        [Self::Width, Self::Length, Self::Words, Self::Layers, Self::Cycle, Self::Links];
 
     fn name(self) -> &'static str {
         match self {
@@ -55,6 +59,7 @@ impl Rule {
             Self::Words => "words",
             Self::Layers => "layers",
             Self::Cycle => "cycle",
+            Self::Links => "links",
         }
     }
 
@@ -66,18 +71,19 @@ impl Rule {
             Self::Words => "banned words",
             Self::Layers => "imports between layers",
             Self::Cycle => "module cycles",
+            Self::Links => "links between files",
         }
     }
 }
 
-/// A place that violates a rule.
+/// A line that violates a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Violation {
     /// Relative to the root of the workspace; the source directory of a crate for a cycle.
     file: String,
     /// Counted from 1.
     line: usize,
-    /// What is wrong there.
+    /// Describes the violation.
     what: String,
 }
 
@@ -87,8 +93,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What one rule finds in one file: a value that is compared with the allowance, and the places
-/// that make it up.
+/// What one rule finds in one file: a value that is compared with the allowance, and the
+/// lines that make it up.
 #[derive(Debug, PartialEq, Eq)]
 struct Finding {
     rule: Rule,
@@ -116,6 +122,7 @@ fn check(tree: &Tree) -> Vec<Finding> {
     findings.extend(count(Rule::Words, words::banned(tree)));
     findings.extend(count(Rule::Layers, layers::upward(tree)));
     findings.extend(cycles::largest(tree));
+    findings.extend(count(Rule::Links, links::broken(tree)));
     findings
 }
 
@@ -137,10 +144,10 @@ fn parse(text: &str) -> Result<Allowances, Error> {
                 .map(|(rule, value)| ((rule, file.to_owned()), value)),
             _ => None,
         };
-        let place = format!("{ALLOWANCES}:{}", index + 1);
-        let (key, value) = entry.ok_or(format!("{place}: expected `RULE VALUE FILE`"))?;
+        let line = format!("{ALLOWANCES}:{}", index + 1);
+        let (key, value) = entry.ok_or(format!("{line}: expected `RULE VALUE FILE`"))?;
         if allowances.insert(key, value).is_some() {
-            return Err(format!("{place}: listed twice").into());
+            return Err(format!("{line}: listed twice").into());
         }
     }
     Ok(allowances)

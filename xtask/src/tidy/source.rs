@@ -1,5 +1,6 @@
 //! The files that the step reads, and Rust files cut into tokens.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -23,6 +24,8 @@ pub(super) struct File {
 /// All tracked text files that have rules.
 pub(super) struct Tree {
     pub(super) files: Vec<File>,
+    /// The paths of all files, those without rules included, and of their directories.
+    paths: BTreeSet<String>,
 }
 
 impl Tree {
@@ -35,16 +38,35 @@ impl Tree {
             "--exclude-standard",
         ]))
         .map_err(|error| format!("the tidy step needs a git checkout: {error}"))?;
+        let listed = String::from_utf8(listed)?;
+        // A file that is deleted and not yet staged is listed, and is not there.
+        let present: Vec<&str> = listed.lines().filter(|path| root.join(path).exists()).collect();
         let mut files = Vec::new();
-        for path in String::from_utf8(listed)?.lines() {
+        for &path in &present {
             let known = [".rs", ".md", ".py", ".go", ".java", ".js", ".sh", ".toml"];
             let wanted = known.iter().any(|end| path.ends_with(end)) && !QUOTED.contains(&path);
-            // A file that is deleted and not yet staged is listed, and is not there.
-            if wanted && root.join(path).exists() {
+            if wanted {
                 files.push(File::new(path, fs::read_to_string(root.join(path))?));
             }
         }
-        Ok(Self { files })
+        Ok(Self::new(files, &present))
+    }
+
+    /// A tree of `files` in which the files at `paths` exist.
+    pub(super) fn new(files: Vec<File>, paths: &[&str]) -> Self {
+        let with_directories = |path: &&str| {
+            let ends = path.match_indices('/').map(|(at, _)| at).chain([path.len()]);
+            ends.map(|end| path[..end].to_owned()).collect::<Vec<_>>()
+        };
+        let mut paths: BTreeSet<String> = paths.iter().flat_map(with_directories).collect();
+        // The root.
+        paths.insert(String::new());
+        Self { files, paths }
+    }
+
+    /// Whether a file or directory exists.
+    pub(super) fn has(&self, path: &str) -> bool {
+        self.paths.contains(path)
     }
 
     /// The Rust files.

@@ -4,7 +4,9 @@ use super::source::{File, Tree};
 use super::{Allowances, Finding, Rule, check, compare, parse, tightened};
 
 fn tree(files: &[(&str, &str)]) -> Tree {
-    Tree { files: files.iter().map(|(path, text)| File::new(path, (*text).to_owned())).collect() }
+    let paths: Vec<&str> = files.iter().map(|(path, _)| *path).collect();
+    let files = files.iter().map(|(path, text)| File::new(path, (*text).to_owned()));
+    Tree::new(files.collect(), &paths)
 }
 
 /// What the step prints about files that have no allowance.
@@ -142,6 +144,57 @@ fn a_grown_cycle_fails_beyond_its_allowance() {
     assert_eq!(compare(&check(&tree(&files)), &allowed(3)), []);
     let grown = compare(&check(&tree(&files)), &allowed(2));
     assert!(grown[0].1.starts_with("crates/wal/src: 3, allowed: 2\n"), "{grown:?}");
+}
+
+#[test]
+fn a_link_to_a_missing_file_fails() {
+    let text = "# A\n\nText with\n[a link](b.md) and [one](../README.md).\n";
+    let files = [("docs/a.md", text), ("README.md", ""), ("docs/b.md", "")];
+    assert_eq!(failures(&files), []);
+    let (rule, message) = failure(&files[..2]);
+    assert_eq!(rule, Rule::Links);
+    assert_eq!(message, "docs/a.md:4: link to `b.md`: no such file or directory");
+    for broken in [
+        "[a](../b.md)",
+        "![a](b.svg)",
+        "[a]: b.md",
+        "[a](/b.md)",
+        "[a](../../README.md)",
+        "[a](c/)",
+    ] {
+        let text = format!("\n{broken}\n");
+        let (rule, message) = failure(&[("docs/a.md", &text), ("README.md", "")]);
+        assert_eq!(rule, Rule::Links, "{broken}");
+        assert!(message.starts_with("docs/a.md:2: link to "), "{message}");
+    }
+}
+
+#[test]
+fn a_link_to_a_missing_heading_fails() {
+    let headings = "# The `log`, and [more](c.md)\n## Sizes\n## Sizes\n```\n# code\n```\n";
+    for anchor in ["the-log-and-more", "sizes", "sizes-1"] {
+        let text = format!("[a](b.md#{anchor})\n");
+        let files = [("docs/a.md", text.as_str()), ("docs/b.md", headings), ("docs/c.md", "")];
+        assert_eq!(failures(&files), [], "{anchor}");
+    }
+    for anchor in ["sizes-2", "Sizes", "code"] {
+        let text = format!("\n[a](b.md#{anchor})\n");
+        let files = [("docs/a.md", text.as_str()), ("docs/b.md", headings), ("docs/c.md", "")];
+        let (rule, message) = failure(&files);
+        assert_eq!(rule, Rule::Links);
+        let link = format!("docs/a.md:2: link to `b.md#{anchor}`");
+        assert_eq!(message, format!("{link}: docs/b.md has no heading for `#{anchor}`"));
+    }
+    assert_eq!(failures(&[("a.md", "# Here\n[a](#here)\n")]), []);
+    assert_eq!(failure(&[("a.md", "# Here\n[a](#there)\n")]).0, Rule::Links);
+}
+
+#[test]
+fn links_to_directories_and_other_sites_and_code_are_no_broken_links() {
+    let text = "[a](../crates/wal) [a](../crates/) [a](..) [a](../crates/wal/src/a.rs#L1)\n\
+                [a](https://example.org/x) [a](mailto:a@example.org) `[a](b.md)`\n\
+                ```\n[a](b.md)\n```\n";
+    assert_eq!(failures(&[("docs/a.md", text), ("crates/wal/src/a.rs", "")]), []);
 }
 
 #[test]
