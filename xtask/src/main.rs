@@ -98,8 +98,8 @@ enum Task {
     /// Kill the server with SIGKILL while it compacts a topic, repeatedly; the last record of each
     /// key must survive: a campaign.
     Compacted(CompactedOptions),
-    /// Damage the files of stopped or running servers; each must serve only true bytes and report
-    /// the loss, or refuse to start with advice: a campaign.
+    /// Damage the files of stopped or running servers; each must serve only correct bytes and
+    /// report the loss, or refuse to start with advice: a campaign.
     Damage(DamageOptions),
     /// Cut the power of a virtual machine's disk under the WAL, repeatedly, and check what
     /// survives: a campaign.

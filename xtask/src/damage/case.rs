@@ -1,228 +1,233 @@
-//! One case: an image is copied and damaged, and a server has to live with it.
+//! One case: an image is copied and damaged, and a server runs on the copy.
 
 use std::collections::BTreeSet;
 use std::process::ExitStatus;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::faults::{Fault, Plan, Target};
 use super::files::Files;
 use super::image::{BUSY, End, IDLE, IDLE_PRODUCER, Image, Load, step};
-use super::kinds::{Kind, Plan, Scene};
 use super::layout::Extent;
+use super::log_lines::{Reported, advice, final_error, panic_in};
 use super::model::{Idempotent, Model, Outcome, Partition, Session};
 use super::observe::{Observation, Reader};
-use super::process::{Place, Process, Settings, Start};
-use super::says::{Stated, advice, last_words, panic_in};
+use super::process::{Installation, Process, Settings, Start};
 use super::verdict::{Facts, Finding, Verdict, judge};
 use super::window::{Offsets, has, offsets, unproven};
-use super::work::{Refused, Who, Worker};
+use super::work::{ProducerRef, RequestRefused, Worker};
 use crate::Error;
 use crate::rng::Rng;
 use crate::server::Ending;
 
-/// How much is written after the damage.
+/// Number of load steps after the damage.
 const STEPS: u32 = 6;
-/// How long uploads may take that a case waits for. What cannot be uploaded is not waited for.
+/// How long a case waits for uploads. Data that cannot be uploaded is not waited for.
 const UPLOAD_LIMIT: Duration = Duration::from_secs(2);
 
-/// When a server is damaged.
+/// The state of the server when its files are damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
     Stopped,
-    /// It runs and is only read afterwards.
+    /// It runs, and is only read afterwards.
     Running,
-    /// It runs, and goes on with its load, with uploads and compaction, while it has the damage.
+    /// It runs, and continues its load, uploads and compaction on the damaged files.
     UnderLoad,
 }
 
-/// What is done to which image, and when.
+/// A fault, the image it is applied to, and when.
 #[derive(Clone, Copy)]
 pub(super) struct Case<'a> {
     /// `None` for a case without damage.
-    pub(super) kind: Option<&'a Kind>,
+    pub(super) fault: Option<&'a Fault>,
     pub(super) when: When,
     pub(super) image: &'a Image,
     pub(super) seed: u64,
-    /// Take no notice of what the server says, to see that it would be missed.
-    pub(super) deaf: bool,
-    /// Excuse nothing with the silent window, to see that it would be missed.
-    pub(super) strict: bool,
+    /// Ignore the losses that the server reports. The self-check uses it to show that a missing
+    /// report is detected.
+    pub(super) ignore_reports: bool,
+    /// Excuse nothing by the silent window. The self-check uses it to show that such a loss is
+    /// detected.
+    pub(super) no_window: bool,
 }
 
-/// How often a damaged server goes on with its load, and is read.
+/// How often a damaged server continues its load and is read.
 const ROUNDS: u32 = 2;
 
 const LOST_OFFSETS: &str = "alluvium_recovery_lost_offsets";
 const SKIPPED_OFFSETS: &str = "alluvium_recovery_skipped_offsets";
 
-/// What is wrong with the metrics of a server whose log names so many lost and skipped offsets.
-fn miscounted(told: i64, lost: Option<f64>, skipped: Option<f64>) -> Option<String> {
+/// Compares the metrics of a server with the number of lost and skipped offsets in its log. Returns
+/// a description of the difference.
+fn miscounted(reported_offsets: i64, lost: Option<f64>, skipped: Option<f64>) -> Option<String> {
     let (Some(lost), Some(skipped)) = (lost, skipped) else {
         let missing = if lost.is_none() { LOST_OFFSETS } else { SKIPPED_OFFSETS };
         return Some(format!("there is no metric {missing}"));
     };
-    (lost + skipped != told as f64).then(|| {
+    (lost + skipped != reported_offsets as f64).then(|| {
         format!(
-            "{LOST_OFFSETS} is {lost}, {SKIPPED_OFFSETS} is {skipped}, and the log names {told} \
-             offsets"
+            "{LOST_OFFSETS} is {lost}, {SKIPPED_OFFSETS} is {skipped}, and the log reports \
+             {reported_offsets} offsets"
         )
     })
 }
 
-/// What has come of a case.
-pub(super) struct Shown {
+/// The result of a case.
+pub(super) struct CaseResult {
     pub(super) plan: Plan,
-    /// The files at the moment of the damage, with it.
+    /// The files right after the damage.
     pub(super) damaged: Files,
     pub(super) findings: Vec<Finding>,
     pub(super) log: String,
 }
 
-impl Shown {
-    /// The worst finding. A refusal is one.
+impl CaseResult {
+    /// Returns the worst verdict among the findings. A refusal is a finding.
     pub(super) fn verdict(&self) -> Verdict {
-        self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Whole)
+        self.findings.iter().map(|finding| finding.verdict).max().unwrap_or(Verdict::Intact)
     }
 }
 
 struct Run<'a> {
     case: &'a Case<'a>,
-    place: &'a Place,
+    installation: &'a Installation,
     model: Model,
     rng: Rng,
-    stated: Stated,
+    reported: Reported,
     reach: Option<BTreeSet<Extent>>,
     findings: Vec<Finding>,
-    /// What may be missing at the next start without a word.
+    /// Offsets that may be missing at the next start without a report.
     window: Offsets,
-    /// So far the log was searched for panics.
+    /// The bytes of the log that have been searched for panics.
     searched_bytes: usize,
 }
 
 impl Case<'_> {
-    /// What would be damaged in the image. `None` if it has nothing of the kind.
+    /// Plans the damage to the image. `None` if the image offers no target for the fault.
     pub(super) fn plan(&self, files: &Files) -> Option<Plan> {
-        let Some(kind) = self.kind else {
+        let Some(fault) = self.fault else {
             return Some(Plan { reach: Some(BTreeSet::new()), ..Plan::default() });
         };
-        let scene = Scene { files, earlier: &self.image.earlier };
-        (kind.plan)(&scene, &mut Rng::new(self.seed))
+        let target = Target { files, earlier: &self.image.earlier };
+        (fault.plan)(&target, &mut Rng::new(self.seed))
     }
 
-    /// Do it, in a directory that may have the files of an earlier case. `None` if there is nothing
-    /// of the kind.
-    pub(super) fn run(&self, place: &Place) -> Result<Option<Shown>, Error> {
+    /// Runs the case in a directory that may contain the files of an earlier case. `None` if the
+    /// image offers no target for the fault.
+    pub(super) fn run(&self, installation: &Installation) -> Result<Option<CaseResult>, Error> {
         let Some(mut plan) = self.plan(&self.image.files) else { return Ok(None) };
-        self.image.files.restore(&place.directory)?;
+        self.image.files.restore(&installation.directory)?;
         let mut run = Run {
             case: self,
-            place,
+            installation,
             model: self.image.model.clone(),
             rng: Rng::new(self.seed ^ 0x5eed),
-            stated: Stated::default(),
+            reported: Reported::default(),
             reach: plan.reach.clone(),
             findings: Vec::new(),
             window: Offsets::new(),
             searched_bytes: 0,
         };
         let damaged;
-        let mut goes_on = true;
+        let mut all_answered = true;
         if self.when != When::Stopped {
             let Some(done) = run.damage_while_running()? else { return Ok(None) };
-            (plan, damaged, goes_on) = done;
+            (plan, damaged, all_answered) = done;
         } else {
             for edit in &plan.edits {
-                edit.apply(&place.directory)?;
+                edit.apply(&installation.directory)?;
             }
-            damaged = Files::load(&place.directory)?;
+            damaged = Files::load(&installation.directory)?;
             if self.image.end == End::KilledUnderLoad
                 && !run.open_window(&self.image.files, &damaged)
             {
                 return Ok(None);
             }
         }
-        match goes_on {
-            true => run.live_on()?,
-            false => run.live_on_in_doubt()?,
+        match all_answered {
+            true => run.run_and_restart()?,
+            false => run.read_after_lost_answer()?,
         }
         run.check_panics()?;
-        let log = place.log()?;
+        let log = installation.log()?;
         run.findings.sort();
         run.findings.dedup();
-        Ok(Some(Shown { plan, damaged, findings: run.findings, log }))
+        Ok(Some(CaseResult { plan, damaged, findings: run.findings, log }))
     }
 }
 
 impl Run<'_> {
     fn settings(&mut self) -> Settings {
-        let about_cache = self.case.kind.is_some_and(|kind| kind.name.starts_with("disk cache"));
+        let about_cache = self.case.fault.is_some_and(|fault| fault.name.starts_with("disk cache"));
         Settings {
             uploads: self.rng.below(2) == 0,
             disk_cache: about_cache || self.rng.below(2) == 0,
         }
     }
 
-    fn found(&mut self, verdict: Verdict, detail: impl Into<String>) {
+    fn add_finding(&mut self, verdict: Verdict, detail: impl Into<String>) {
         self.findings.push(Finding::new(verdict, detail));
     }
 
-    /// Excuse what may be missing from `damaged` without a word. Returns false if that is more than
-    /// records: decisions and positions are not judged without those that may be missing.
+    /// Opens the silent window: excuses the offsets that may be missing from `damaged` without a
+    /// report. Returns false if more than records may be missing: decisions and committed offsets
+    /// are not judged then.
     fn open_window(&mut self, before: &Files, damaged: &Files) -> bool {
         let Some(records) = unproven(before, damaged) else { return true };
-        if !self.case.strict {
+        if !self.case.no_window {
             self.window = offsets(&records, &self.case.image.streams);
         }
         matches!(self.case.image.load, Load::Plain | Load::Compacted)
     }
 
-    /// Start a server without damage, let it work, damage its files, let it work on if it is to be
-    /// under load, and read. It has ended when this returns. The last value is whether every
-    /// request has had its answer.
+    /// Starts a server without damage, runs some load, damages its files, continues the load if the
+    /// case is under load, and reads everything. The server has stopped when this returns. The last
+    /// value is whether every request was answered.
     fn damage_while_running(&mut self) -> Result<Option<(Plan, Files, bool)>, Error> {
         let mut settings = self.settings();
-        // What is uploaded from memory needs no log: damage to that has to outlive the load, too.
-        let is_in_log = self.case.kind.is_some_and(|kind| kind.name.starts_with("log"));
+        // Uploads from memory do not read the log, so damage to the log must still be there after
+        // the load.
+        let is_in_log = self.case.fault.is_some_and(|fault| fault.name.starts_with("log"));
         settings.uploads |= self.case.when == When::UnderLoad && !is_in_log;
         let Some(mut process) = self.start(settings)? else {
-            return Err("a server does not start although nothing is damaged".into());
+            return Err("a server without damage does not start".into());
         };
         self.work(&mut process)?;
-        let files = Files::load(&self.place.directory)?;
+        let files = Files::load(&self.installation.directory)?;
         let Some(plan) = self.case.plan(&files) else { return Ok(None) };
         self.reach = plan.reach.clone();
         for edit in &plan.edits {
-            // The server may have removed the file: then there is nothing to damage.
-            if let Err(error) = edit.apply(&self.place.directory) {
-                let is_gone = error
+            // The server may have removed the file; then there is no target.
+            if let Err(error) = edit.apply(&self.installation.directory) {
+                let is_missing = error
                     .downcast_ref::<std::io::Error>()
                     .is_some_and(|error| error.kind() == std::io::ErrorKind::NotFound);
-                return if is_gone { Ok(None) } else { Err(error) };
+                return if is_missing { Ok(None) } else { Err(error) };
             }
         }
-        let damaged = Files::load(&self.place.directory)?;
-        let is_whole = match self.case.when {
-            When::UnderLoad => self.load_on(&mut process, settings.uploads)?,
-            _ => self.look(&mut process, true).map(|_| true)?,
+        let damaged = Files::load(&self.installation.directory)?;
+        let is_serving = match self.case.when {
+            When::UnderLoad => self.continue_load(&mut process, settings.uploads)?,
+            _ => self.read_back(&mut process, true).map(|_| true)?,
         };
-        if self.case.when == When::UnderLoad && is_whole {
-            // Each record that was written since proves those before it.
-            self.end(process)?;
+        if self.case.when == When::UnderLoad && is_serving {
+            // Each record written since the damage proves that the ones before it were durable.
+            self.stop(process)?;
             return Ok(Some((plan, damaged, true)));
         }
-        if !self.open_window(&files, &Files::load(&self.place.directory)?) {
-            // Idle, its header proves everything.
+        if !self.open_window(&files, &Files::load(&self.installation.directory)?) {
+            // The header of an idle log proves that every record was durable.
             thread::sleep(IDLE);
         }
-        self.end(process)?;
-        // The window ends where a header is written.
+        self.stop(process)?;
+        // Writing a header closes the window.
         self.window.clear();
-        self.open_window(&files, &Files::load(&self.place.directory)?);
-        Ok(Some((plan, damaged, is_whole)))
+        self.open_window(&files, &Files::load(&self.installation.directory)?);
+        Ok(Some((plan, damaged, is_serving)))
     }
 
-    /// Go on with the load over the damage. Returns whether the server still serves.
-    fn load_on(&mut self, process: &mut Process, uploads: bool) -> Result<bool, Error> {
+    /// Continues the load on the damaged files. Returns whether the server still serves.
+    fn continue_load(&mut self, process: &mut Process, uploads: bool) -> Result<bool, Error> {
         for _ in 0..ROUNDS {
             if !self.work(process)? {
                 return Ok(false);
@@ -230,143 +235,145 @@ impl Run<'_> {
             if uploads {
                 wait_for_uploads(process)?;
             }
-            if !self.look(process, true)? {
+            if !self.read_back(process, true)? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Start and read a server that has ended without an answer to its last request. What became
-    /// of a record is seen; what became of a decision or a position is not.
-    fn live_on_in_doubt(&mut self) -> Result<(), Error> {
+    /// Starts and reads a server that ended without answering its last request. Whether a record
+    /// was appended can be read back; whether a decision or a committed offset was persisted
+    /// cannot.
+    fn read_after_lost_answer(&mut self) -> Result<(), Error> {
         let settings = self.settings();
         let Some(mut process) = self.start(settings)? else { return Ok(()) };
         if matches!(self.case.image.load, Load::Plain | Load::Compacted) {
-            self.look(&mut process, true)?;
+            self.read_back(&mut process, true)?;
         }
-        self.end(process)
+        self.stop(process)
     }
 
-    /// Start, read, work, stop, start again, read again and go on with the producers.
-    fn live_on(&mut self) -> Result<(), Error> {
+    /// Starts the server, reads, runs load, stops it, starts it again, reads again and resumes the
+    /// idempotent producers.
+    fn run_and_restart(&mut self) -> Result<(), Error> {
         let settings = self.settings();
         let Some(mut process) = self.start(settings)? else { return Ok(()) };
-        if self.look(&mut process, true)? && self.work(&mut process)? {
+        if self.read_back(&mut process, true)? && self.work(&mut process)? {
             if settings.uploads {
                 wait_for_uploads(&process)?;
             }
-            self.end(process)?;
+            self.stop(process)?;
             let settings = self.settings();
             let Some(mut process) = self.start(settings)? else { return Ok(()) };
-            if self.look(&mut process, false)? {
-                self.go_on(&mut process)?;
+            if self.read_back(&mut process, false)? {
+                self.resume_producers(&mut process)?;
             }
-            self.end(process)?;
+            self.stop(process)?;
         }
         Ok(())
     }
 
-    /// A server that serves must not panic. (At a start that it refuses, a library may do so over a
-    /// damaged file, and it is the refusal that counts.)
+    /// Checks that the server has not panicked while it served. (During a start that the server
+    /// refuses, a library may panic over a damaged file; the refusal is judged instead.)
     fn check_panics(&mut self) -> Result<(), Error> {
-        let log = self.place.log()?;
+        let log = self.installation.log()?;
         if let Some(panic) = panic_in(&log[self.searched_bytes..]) {
-            self.found(Verdict::Crash, panic);
+            self.add_finding(Verdict::Crash, panic);
         }
         self.searched_bytes = log.len();
         Ok(())
     }
 
-    /// Start the server. `None` if it does not serve, which is noted.
+    /// Starts the server. `None` if it does not serve, which is added to the findings.
     fn start(&mut self, settings: Settings) -> Result<Option<Process>, Error> {
         self.check_panics()?;
         let before = self.searched_bytes;
-        let started = self.place.start(settings)?;
-        let log = self.place.log()?;
+        let started = self.installation.start(settings)?;
+        let log = self.installation.log()?;
         let log = &log[before..];
-        let mut now = Stated::default();
+        let mut now = Reported::default();
         let partitions = self.model.partitions();
-        // The metric counts what recovery lost, not what damaged objects hold.
+        // The metric counts what recovery lost, not what damaged objects contain.
         let is_of_recovery = |line: &&str| !line.contains("object ");
         let of_recovery: Vec<&str> = log.lines().filter(is_of_recovery).collect();
         now.read(&of_recovery.join("\n"), &partitions);
-        if !self.case.deaf {
-            self.stated.read(log, &partitions);
+        if !self.case.ignore_reports {
+            self.reported.read(log, &partitions);
         }
         match started {
             Start::Ready(process) => {
-                let told: i64 = now.ranges().map(|range| range.end - range.start).sum();
+                let reported_offsets: i64 = now.ranges().map(|range| range.end - range.start).sum();
                 let metrics = [LOST_OFFSETS, SKIPPED_OFFSETS].map(|name| process.metric(name));
                 let [lost, skipped] = metrics;
-                // Where markers are written, the client does not know their offsets.
+                // The client does not know the offsets of markers.
                 if self.case.image.load != Load::Transactional
                     && let Some(detail) = now.beyond(|partition| self.model.log(partition).next)
                 {
-                    self.found(Verdict::LossMisstated, detail);
+                    self.add_finding(Verdict::LossMisreported, detail);
                 }
-                if let Some(detail) = miscounted(told, lost?, skipped?) {
-                    self.found(Verdict::LossMisstated, detail);
+                if let Some(detail) = miscounted(reported_offsets, lost?, skipped?) {
+                    self.add_finding(Verdict::LossMisreported, detail);
                 }
                 Ok(Some(process))
             }
             Start::Ended(status) => {
-                let message = last_words(log);
+                let message = final_error(log);
                 self.searched_bytes = before + log.len();
-                self.ended(status, &message, Verdict::Refused);
+                self.add_end(status, &message, Verdict::Refused);
                 Ok(None)
             }
             Start::Hangs => {
-                self.found(Verdict::Hang, "the server neither starts nor ends");
+                self.add_finding(Verdict::Hang, "the server neither starts nor ends");
                 Ok(None)
             }
         }
     }
 
-    fn ended(&mut self, status: ExitStatus, message: &str, good: Verdict) {
-        let directory = self.place.directory.display().to_string();
+    fn add_end(&mut self, status: ExitStatus, message: &str, good: Verdict) {
+        let directory = self.installation.directory.display().to_string();
         match (status.code(), advice(message, &directory)) {
-            (None, _) => self.found(Verdict::Crash, format!("{status}: {message}")),
-            (Some(_), Ok(())) => self.found(good, message),
+            (None, _) => self.add_finding(Verdict::Crash, format!("{status}: {message}")),
+            (Some(_), Ok(())) => self.add_finding(good, message),
             (Some(_), Err(missing)) => {
-                self.found(Verdict::NoAdvice, format!("{missing}: {message}"));
+                self.add_finding(Verdict::NoAdvice, format!("{missing}: {message}"));
             }
         }
     }
 
-    /// The server has ended by itself, or hangs.
-    fn broken(&mut self, process: &mut Process, what: &str) -> Result<(), Error> {
-        // A process that is about to end has a moment for it.
+    /// Records why a server does not serve: it has ended by itself, or it hangs.
+    fn add_failure(&mut self, process: &mut Process, what: &str) -> Result<(), Error> {
+        // A process that is about to end gets a moment to do so.
         for _ in 0..100 {
             if let Some(status) = process.ended()? {
-                let message = last_words(&self.place.log()?);
-                self.ended(status, &message, Verdict::Stopped);
+                let message = final_error(&self.installation.log()?);
+                self.add_end(status, &message, Verdict::Stopped);
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(20));
         }
-        self.found(Verdict::Hang, what);
+        self.add_finding(Verdict::Hang, what);
         Ok(())
     }
 
-    /// Read everything back and judge it. Returns whether the server still serves.
-    fn look(&mut self, process: &mut Process, with_health: bool) -> Result<bool, Error> {
-        let (model, stated, rng) = (&self.model, &self.stated, &mut self.rng);
-        let lost = |partition: &_, offset| stated.is_lost(partition, offset);
+    /// Reads everything back and judges it. Returns whether the server still serves.
+    fn read_back(&mut self, process: &mut Process, with_health: bool) -> Result<bool, Error> {
+        let (model, reported, rng) = (&self.model, &self.reported, &mut self.rng);
+        let lost = |partition: &_, offset| reported.is_lost(partition, offset);
         let observed = Reader::connect(process.address, model, &lost)
             .and_then(|mut reader| reader.observe(&mut |end| rng.below(end)));
         let observation = match observed {
             Ok(observation) => observation,
             Err(error) => {
-                self.broken(process, &format!("reading: {error}"))?;
+                self.add_failure(process, &format!("reading: {error}"))?;
                 return Ok(false);
             }
         };
-        let health = if with_health { process.admin("/healthz")? } else { String::new() };
+        let health = if with_health { process.get("/healthz")? } else { String::new() };
         let found = judge(&Facts {
             model: &self.model,
             observation: &observation,
-            stated: &self.stated,
+            reported: &self.reported,
             reach: self.reach.as_ref(),
             streams: &self.case.image.streams,
             window: &self.window,
@@ -377,22 +384,22 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Whatever is missing from the window is forgotten: its offsets are used again. From now on
-    /// all that is acknowledged has to be there.
+    /// Closes the silent window: removes the missing records from the model, since their offsets
+    /// are used again. From now on, every acknowledged record must be present.
     fn close_window(&mut self, observation: &Observation) {
         for (partition, ranges) in std::mem::take(&mut self.window) {
-            let Some(held) = observation.partitions.get(&partition) else { continue };
+            let Some(contents) = observation.partitions.get(&partition) else { continue };
             let offsets = ranges.iter().cloned().flatten();
             let missing: Vec<i64> =
-                offsets.filter(|at| !held.all.records.contains_key(at)).collect();
-            let next = held.all.high_watermark;
+                offsets.filter(|at| !contents.all.records.contains_key(at)).collect();
+            let next = contents.all.high_watermark;
             self.model.forget(&partition, &missing, next);
-            let silent = self.stated.silent.entry(partition).or_default();
+            let silent = self.reported.silent.entry(partition).or_default();
             silent.extend(missing.into_iter().map(|at| at..at + 1));
         }
     }
 
-    /// Write a little more. Returns whether the server still serves.
+    /// Runs a few load steps. Returns whether the server still serves.
     fn work(&mut self, process: &mut Process) -> Result<bool, Error> {
         let load = self.case.image.load;
         let mut refusals = Refusals::default();
@@ -400,72 +407,72 @@ impl Run<'_> {
         let mut failed = None;
         for _ in 0..STEPS {
             let done = step(&mut worker, load, &mut self.rng, false);
-            failed = refusals.take(done, &mut worker, &self.stated).err();
+            failed = refusals.take(done, &mut worker, &self.reported).err();
             if failed.is_some() {
                 break;
             }
         }
         if failed.is_none() {
-            failed = end_some(&mut worker, &mut self.rng, &mut refusals, &self.stated).err();
+            failed = end_some(&mut worker, &mut self.rng, &mut refusals, &self.reported).err();
         }
         drop(worker);
-        self.worked(process, refusals, failed)
+        self.record_load(process, refusals, failed)
     }
 
-    /// Have each idempotent producer go on in each partition, twice, so that one that is refused
-    /// for ever is distinguished from one that is refused once.
-    fn go_on(&mut self, process: &mut Process) -> Result<bool, Error> {
+    /// Continues each idempotent producer in each partition, twice, to distinguish a producer that
+    /// is refused permanently from one that is refused once.
+    fn resume_producers(&mut self, process: &mut Process) -> Result<bool, Error> {
         let mut refusals = Refusals::default();
         let mut worker = Worker::new(process.address, &mut self.model)?;
         let mut failed = None;
         let producers = [IDLE_PRODUCER, BUSY, IDLE_PRODUCER];
         let producers = producers.iter().filter(|it| **it < worker.model.idempotent.len());
         let partitions = worker.model.partitions();
-        let turns: Vec<_> = producers
+        let requests: Vec<_> = producers
             .flat_map(|it| partitions.iter().map(move |partition| (*it, partition)))
             .collect();
-        for (producer, partition) in turns {
+        for (producer, partition) in requests {
             let records = worker.records(2, 100, None);
             let done = worker.produce_next(producer, partition, records);
-            failed = refusals.take(done, &mut worker, &self.stated).err();
+            failed = refusals.take(done, &mut worker, &self.reported).err();
             if failed.is_some() {
                 break;
             }
         }
         drop(worker);
-        self.worked(process, refusals, failed)
+        self.record_load(process, refusals, failed)
     }
 
-    /// Note what has come of writing.
-    fn worked(
+    /// Adds the refusals and the failure of a load to the findings.
+    fn record_load(
         &mut self,
         process: &mut Process,
         refusals: Refusals,
         failed: Option<Error>,
     ) -> Result<bool, Error> {
         for detail in refusals.found {
-            self.found(Verdict::ProducerRefused, detail);
+            self.add_finding(Verdict::ProducerRefused, detail);
         }
         for (partition, offset) in std::mem::take(&mut self.model.reused) {
-            let detail = format!("{partition}: a new record gets offset {offset}");
-            self.found(Verdict::OffsetReused, detail);
+            let detail = format!("{partition}: offset {offset} is assigned again");
+            self.add_finding(Verdict::OffsetReused, detail);
         }
         match failed {
             None => Ok(true),
             Some(error) => {
-                self.broken(process, &format!("writing: {error}"))?;
+                self.add_failure(process, &format!("writing: {error}"))?;
                 Ok(false)
             }
         }
     }
 
-    fn end(&mut self, process: Process) -> Result<(), Error> {
+    fn stop(&mut self, process: Process) -> Result<(), Error> {
         let ending = if self.rng.below(2) == 0 { Ending::Sigkill } else { Ending::Sigterm };
         match (ending, process.end(ending)?) {
-            (_, None) => self.found(Verdict::Hang, "the server does not end after SIGTERM"),
+            (_, None) => self.add_finding(Verdict::Hang, "the server does not end after SIGTERM"),
             (Ending::Sigterm, Some(status)) if !status.success() => {
-                let message = last_words(&self.place.log()?);
-                self.ended(status, &message, Verdict::Stopped);
+                let message = final_error(&self.installation.log()?);
+                self.add_end(status, &message, Verdict::Stopped);
             }
             _ => {}
         }
@@ -483,50 +490,51 @@ fn wait_for_uploads(process: &Process) -> Result<(), Error> {
     Ok(())
 }
 
-/// Producers that were refused since a start.
+/// Producers that were refused since the last start.
 #[derive(Default)]
 struct Refusals {
-    /// Transactional ids.
+    /// Transactional IDs.
     sessions: BTreeSet<String>,
     /// Refusals without a cause.
     found: Vec<String>,
 }
 
 impl Refusals {
-    /// Take note if a producer was refused, and have a transactional one begin anew, as clients do.
-    /// All other errors are handed on.
+    /// Records a refused producer, and reinitializes a transactional one, as clients do. Any other
+    /// error is returned.
     fn take(
         &mut self,
         done: Result<(), Error>,
         worker: &mut Worker<'_>,
-        stated: &Stated,
+        reported: &Reported,
     ) -> Result<(), Error> {
         let error = match done {
             Ok(()) => return Ok(()),
-            Err(error) if !error.is::<Refused>() => return Err(error),
+            Err(error) if !error.is::<RequestRefused>() => return Err(error),
             Err(error) => error,
         };
-        match worker.who.clone() {
+        match worker.last_producer.clone() {
             None => Err(error),
-            Some(Who::Session(session)) => {
+            Some(ProducerRef::Session(session)) => {
                 let session = worker.model.sessions[session].clone();
                 let id = &session.transactional_id;
                 let is_first = self.sessions.insert(id.clone());
-                if !is_first || !may_be_refused(&session, worker.model, stated) {
-                    let why = if is_first { "without a loss" } else { "again since the start" };
+                if !is_first || !may_refuse_session(&session, worker.model, reported) {
+                    let why =
+                        if is_first { "without a loss" } else { "again after the same start" };
                     self.found.push(format!("transactional id {id}, {why}: {error}"));
                 }
-                // If this is refused, the producer can never go on.
+                // If this is refused, the producer can never continue.
                 worker.initialise(id, session.second_version).map(drop)
             }
-            Some(Who::Idempotent(producer, partition)) => {
+            Some(ProducerRef::Idempotent(producer, partition)) => {
                 let producer = &worker.model.idempotent[producer];
-                if !may_skip(producer, &partition, stated) {
+                if !may_refuse_idempotent(producer, &partition, reported) {
                     let (id, name) = (producer.producer_id, partition.to_string());
                     let next = producer.sequences.get(&name).unwrap_or(&0);
                     let times = producer.refusals.get(&name).unwrap_or(&0);
                     self.found.push(format!(
-                        "producer {id} goes on in {partition} with sequence number {next}, \
+                        "producer {id} continues in {partition} with sequence number {next}, \
                          refusal {times}: {error}"
                     ));
                 }
@@ -537,36 +545,41 @@ impl Refusals {
 }
 
 /// Whether a transactional producer may be refused: its state may be lost, or its transaction was
-/// aborted since a partition that it has written to has lost records.
-fn may_be_refused(session: &Session, model: &Model, stated: &Stated) -> bool {
+/// aborted because a partition that it has written to has lost records.
+fn may_refuse_session(session: &Session, model: &Model, reported: &Reported) -> bool {
     let has_written_to = |partition: &&Partition| {
         let mut records = model.log(partition).records.values();
         session.open.is_some() && records.any(|record| record.txn == session.open)
     };
-    stated.has_lost_state("transactions") || stated.partitions.keys().any(|it| has_written_to(&it))
+    reported.has_lost_state("transactions")
+        || reported.partitions.keys().any(|it| has_written_to(&it))
 }
 
-/// Whether the refusals of an idempotent producer in a partition are as they may be: none, or one
-/// if a batch of its own is lost. If that was lost in the silent window, the server does not know
-/// of a gap, and refuses what follows on it until the producer begins anew.
-fn may_skip(producer: &Idempotent, partition: &Partition, stated: &Stated) -> bool {
+/// Whether the refusals of an idempotent producer in a partition are justified: none, or one if a
+/// batch of its own is lost. If the batch was lost in the silent window, the server does not know
+/// of a gap, and refuses the following batches until the producer is reinitialized.
+fn may_refuse_idempotent(
+    producer: &Idempotent,
+    partition: &Partition,
+    reported: &Reported,
+) -> bool {
     let name = partition.to_string();
     let own = || producer.offsets.get(&name).into_iter().flatten();
     match producer.refusals.get(&name) {
         None => true,
-        Some(_) if own().any(|offset| has(&stated.silent, partition, *offset)) => true,
-        Some(1) => own().any(|offset| stated.is_lost(partition, *offset)),
+        Some(_) if own().any(|offset| has(&reported.silent, partition, *offset)) => true,
+        Some(1) => own().any(|offset| reported.is_lost(partition, *offset)),
         Some(_) => false,
     }
 }
 
-/// End some of the transactions that are open. One that cannot be ended is aborted by its
-/// producer's next beginning.
+/// Ends some of the open transactions. One that cannot be ended is aborted when its producer is
+/// initialized again.
 fn end_some(
     worker: &mut Worker<'_>,
     rng: &mut Rng,
     refusals: &mut Refusals,
-    stated: &Stated,
+    reported: &Reported,
 ) -> Result<(), Error> {
     for index in 0..worker.model.sessions.len() {
         let outcome = match rng.below(3) {
@@ -575,7 +588,7 @@ fn end_some(
             _ => continue,
         };
         let ended = worker.end(index, outcome);
-        refusals.take(ended, worker, stated)?;
+        refusals.take(ended, worker, reported)?;
     }
     Ok(())
 }

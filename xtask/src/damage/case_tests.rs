@@ -5,12 +5,12 @@ fn partition(index: i32) -> Partition {
     Partition { topic: "t".into(), index }
 }
 
-fn lost(partition: Partition, range: std::ops::Range<i64>) -> Stated {
-    Stated { partitions: [(partition, vec![range])].into(), ..Stated::default() }
+fn lost(partition: Partition, range: std::ops::Range<i64>) -> Reported {
+    Reported { partitions: [(partition, vec![range])].into(), ..Reported::default() }
 }
 
 #[test]
-fn the_metrics_must_be_there_and_agree_with_the_log() {
+fn the_metrics_must_exist_and_agree_with_the_log() {
     assert_eq!(miscounted(0, Some(0.0), Some(0.0)), None);
     assert_eq!(miscounted(7, Some(3.0), Some(4.0)), None);
     assert!(miscounted(7, Some(7.0), Some(1.0)).is_some());
@@ -20,7 +20,7 @@ fn the_metrics_must_be_there_and_agree_with_the_log() {
 }
 
 #[test]
-fn an_idempotent_producer_is_refused_once_if_it_has_lost_a_batch() {
+fn an_idempotent_producer_may_be_refused_once_after_losing_a_batch() {
     let mut producer = Idempotent {
         producer_id: 1,
         epoch: 0,
@@ -29,23 +29,25 @@ fn an_idempotent_producer_is_refused_once_if_it_has_lost_a_batch() {
         refusals: Default::default(),
     };
     let (own, others) = (lost(partition(0), 5..6), lost(partition(0), 6..9));
-    let (elsewhere, nothing) = (lost(partition(1), 5..6), Stated::default());
-    assert!(may_skip(&producer, &partition(0), &nothing));
+    let (elsewhere, nothing) = (lost(partition(1), 5..6), Reported::default());
+    assert!(may_refuse_idempotent(&producer, &partition(0), &nothing));
     producer.refusals.insert("t-0".into(), 1);
-    assert!(may_skip(&producer, &partition(0), &own));
-    for stated in [&others, &elsewhere, &nothing] {
-        assert!(!may_skip(&producer, &partition(0), stated));
+    assert!(may_refuse_idempotent(&producer, &partition(0), &own));
+    for reported in [&others, &elsewhere, &nothing] {
+        assert!(!may_refuse_idempotent(&producer, &partition(0), reported));
     }
     producer.refusals.insert("t-0".into(), 2);
-    assert!(!may_skip(&producer, &partition(0), &own));
-    let silent =
-        |offsets| Stated { silent: [(partition(0), vec![offsets])].into(), ..Stated::default() };
-    assert!(may_skip(&producer, &partition(0), &silent(5..6)));
-    assert!(!may_skip(&producer, &partition(0), &silent(6..7)));
+    assert!(!may_refuse_idempotent(&producer, &partition(0), &own));
+    let silent = |offsets| Reported {
+        silent: [(partition(0), vec![offsets])].into(),
+        ..Reported::default()
+    };
+    assert!(may_refuse_idempotent(&producer, &partition(0), &silent(5..6)));
+    assert!(!may_refuse_idempotent(&producer, &partition(0), &silent(6..7)));
 }
 
 #[test]
-fn a_transactional_producer_is_refused_if_its_transaction_or_state_is_lost() {
+fn a_transactional_producer_may_be_refused_if_its_transaction_or_state_is_lost() {
     let mut model = Model {
         topics: [("t".into(), vec![Log::default(), Log::default()])].into(),
         transactions: vec![Transaction { producer_id: 1, outcome: Outcome::Open }],
@@ -62,12 +64,12 @@ fn a_transactional_producer_is_refused_if_its_transaction_or_state_is_lost() {
         open: Some(0),
     };
     let state =
-        Stated { states: [("transactions".into(), vec![0..1; 1])].into(), ..Stated::default() };
-    assert!(!may_be_refused(&session, &model, &Stated::default()));
-    assert!(!may_be_refused(&session, &model, &lost(partition(1), 0..1)));
-    assert!(may_be_refused(&session, &model, &lost(partition(0), 0..1)));
-    assert!(may_be_refused(&session, &model, &state));
+        Reported { states: [("transactions".into(), vec![0..1; 1])].into(), ..Reported::default() };
+    assert!(!may_refuse_session(&session, &model, &Reported::default()));
+    assert!(!may_refuse_session(&session, &model, &lost(partition(1), 0..1)));
+    assert!(may_refuse_session(&session, &model, &lost(partition(0), 0..1)));
+    assert!(may_refuse_session(&session, &model, &state));
     session.open = None;
-    assert!(!may_be_refused(&session, &model, &lost(partition(0), 0..1)));
-    assert!(may_be_refused(&session, &model, &state));
+    assert!(!may_refuse_session(&session, &model, &lost(partition(0), 0..1)));
+    assert!(may_refuse_session(&session, &model, &state));
 }

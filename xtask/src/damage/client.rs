@@ -1,4 +1,4 @@
-//! A blocking Kafka client: one connection, fixed versions, and every answer as it came.
+//! A blocking Kafka client: one connection, fixed versions, and unmodified answers.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ use kafka_protocol::records::{
 use super::model::Record;
 use crate::Error;
 
-/// No answer takes longer: the server works on loopback and on a few MiB.
+/// The longest wait for an answer. The server works on loopback and on a few MiB.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of a batch before its records: offset, length, leader epoch, magic, checksum, ..., count.
 const BATCH_HEADER_BYTES: usize = 61;
@@ -41,7 +41,7 @@ impl Client {
         Ok(Self { socket, correlation: 0 })
     }
 
-    /// Send a request and wait for its answer.
+    /// Sends a request and waits for its answer.
     pub(super) fn call<R: Request>(
         &mut self,
         version: i16,
@@ -72,12 +72,12 @@ impl Client {
     }
 }
 
-/// A topic's name as requests have it.
+/// Converts a topic's name for requests.
 pub(super) fn topic_name(name: &str) -> TopicName {
     TopicName(StrBytes::from_string(name.to_owned()))
 }
 
-/// Who produces a batch; -1 everywhere for a producer without an id.
+/// The producer of a batch; all fields are -1 for a producer without an ID.
 #[derive(Clone, Copy)]
 pub(super) struct Producer {
     pub(super) id: i64,
@@ -90,7 +90,7 @@ impl Producer {
     pub(super) const NONE: Self = Self { id: -1, epoch: -1, sequence: -1, transactional: false };
 }
 
-/// A batch as a producer sends it. Offsets are counted from 0: the server assigns them.
+/// Encodes a batch as a producer sends it. Offsets start at 0: the server assigns them.
 pub(super) fn encode_batch(records: &[Record], producer: Producer) -> Result<Bytes, Error> {
     let wire: Vec<WireRecord> = (0..)
         .zip(records)
@@ -116,7 +116,7 @@ pub(super) fn encode_batch(records: &[Record], producer: Producer) -> Result<Byt
     Ok(batch.freeze())
 }
 
-/// What a batch is for.
+/// The purpose of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchKind {
     Data,
@@ -124,7 +124,7 @@ pub(super) enum BatchKind {
     AbortMarker,
 }
 
-/// A batch that a fetch has returned.
+/// A fetched batch.
 pub(super) struct Batch {
     pub(super) base: i64,
     /// The offset after the batch.
@@ -136,11 +136,10 @@ pub(super) struct Batch {
     pub(super) records: Vec<(i64, i64, Option<Bytes>, Option<Bytes>)>,
 }
 
-/// Take apart what a fetch has returned. A last batch that is not complete is left out, as by every
-/// client.
+/// Decodes the batches of a fetch. An incomplete last batch is left out, as every client does.
 ///
 /// # Errors
-/// What a client would report: a wrong checksum, or a batch that is none.
+/// The errors that a client would report: a wrong checksum, or an invalid batch.
 pub(super) fn decode_batches(mut bytes: Bytes) -> Result<Vec<Batch>, Error> {
     let mut batches = Vec::new();
     while bytes.len() >= BATCH_HEADER_BYTES {
@@ -164,7 +163,7 @@ pub(super) fn decode_batches(mut bytes: Bytes) -> Result<Vec<Batch>, Error> {
         };
         let kind = match attributes & 0x20 {
             0 => BatchKind::Data,
-            // The key of a marker is its version and its type.
+            // The key of a marker consists of its version and its type.
             _ => match records.first().and_then(|marker| marker.key.as_deref()) {
                 Some([_, _, 0, 0]) => BatchKind::AbortMarker,
                 Some([_, _, 0, 1]) => BatchKind::CommitMarker,
@@ -192,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_comes_back_as_it_was_and_a_flipped_bit_is_refused() {
+    fn a_batch_is_decoded_unchanged_and_a_flipped_bit_is_refused() {
         let record =
             |id| Record { id, bytes: 50, key: Some("k".into()), timestamp_ms: 7, txn: None };
         let records = [record(1), record(2)];

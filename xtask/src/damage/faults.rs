@@ -1,5 +1,4 @@
-//! The kinds of damage: pure functions from a server's files and random numbers to changes of the
-//! files.
+//! The faults: pure functions from a server's files and random numbers to changes of the files.
 
 use std::collections::BTreeSet;
 
@@ -9,125 +8,128 @@ use super::layout::{
 };
 use crate::rng::Rng;
 
-/// Changes of the files, and what they may cost.
+/// Changes of the files, and the data that they may affect.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plan {
     pub(super) edits: Vec<Edit>,
-    /// For people.
-    pub(super) what: Vec<String>,
-    /// The offsets that may be lost or unreadable for it, and no others. `None` if nobody can tell.
+    /// A description of each change.
+    pub(super) descriptions: Vec<String>,
+    /// The offsets that the changes may make lost or unreadable; no others may be. `None` if
+    /// unknown.
     pub(super) reach: Option<BTreeSet<Extent>>,
 }
 
-/// What damage is aimed at, and what it has there.
-pub(super) struct Scene<'a> {
+/// The files that a fault is applied to.
+pub(super) struct Target<'a> {
     pub(super) files: &'a Files,
-    /// The log and the catalog as they were earlier.
+    /// Earlier states of the log and the catalog.
     pub(super) earlier: &'a Files,
 }
 
-/// A kind of damage.
-pub(super) struct Kind {
+/// A type of damage.
+pub(super) struct Fault {
     pub(super) name: &'static str,
-    /// Whether it is done to a running server too.
+    /// Whether it is also applied to a running server.
     pub(super) running: bool,
-    /// `None` if the files have nothing of the kind.
-    pub(super) plan: fn(&Scene<'_>, &mut Rng) -> Option<Plan>,
+    /// Plans the damage. `None` if the files offer no target for it.
+    pub(super) plan: fn(&Target<'_>, &mut Rng) -> Option<Plan>,
 }
 
-const fn kind(
+const fn fault(
     name: &'static str,
     running: bool,
-    plan: fn(&Scene<'_>, &mut Rng) -> Option<Plan>,
-) -> Kind {
-    Kind { name, running, plan }
+    plan: fn(&Target<'_>, &mut Rng) -> Option<Plan>,
+) -> Fault {
+    Fault { name, running, plan }
 }
 
-/// All kinds. A replay counts on their order: append new ones.
-pub(super) const KINDS: &[Kind] = &[
-    kind("log: flip in a record", true, |s, r| in_record(s, r, &[Class::Data], false)),
-    kind("log: flip in a transactional record", true, |s, r| {
+/// All faults. A replay depends on their order: append new ones at the end.
+pub(super) const FAULTS: &[Fault] = &[
+    fault("log: flip in a record", true, |s, r| in_record(s, r, &[Class::Data], false)),
+    fault("log: flip in a transactional record", true, |s, r| {
         in_record(s, r, &[Class::Transactional], false)
     }),
-    kind("log: flip in a marker", true, |s, r| in_record(s, r, &[Class::Marker], false)),
-    kind("log: flip in the server's own record", true, |s, r| {
+    fault("log: flip in a marker", true, |s, r| in_record(s, r, &[Class::Marker], false)),
+    fault("log: flip in the server's own record", true, |s, r| {
         in_record(s, r, &[Class::State], false)
     }),
-    kind("log: flip in a record's header", true, |s, r| {
+    fault("log: flip in a record's header", true, |s, r| {
         in_record(s, r, &[Class::Data, Class::Transactional, Class::Marker, Class::State], true)
     }),
-    kind("log: flip in padding", false, |s, r| in_record(s, r, &[Class::Padding], false)),
-    kind("log: flip in a partition's last record", true, |s, r| last_of_stream(s, r, false)),
-    kind("log: flip in a partition's last header", false, |s, r| last_of_stream(s, r, true)),
-    kind("log: flip in the last record", false, |s, r| last_record(s, r, false)),
-    kind("log: flip in the last record's header", false, |s, r| last_record(s, r, true)),
-    kind("log: many flips", true, many_flips),
-    kind("log: a zeroed page", true, |s, r| log_pages(s, r, 1, zeroes)),
-    kind("log: zeroed pages", true, |s, r| {
+    fault("log: flip in padding", false, |s, r| in_record(s, r, &[Class::Padding], false)),
+    fault("log: flip in a partition's last record", true, |s, r| last_of_stream(s, r, false)),
+    fault("log: flip in a partition's last header", false, |s, r| last_of_stream(s, r, true)),
+    fault("log: flip in the last record", false, |s, r| last_record(s, r, false)),
+    fault("log: flip in the last record's header", false, |s, r| last_record(s, r, true)),
+    fault("log: many flips", true, many_flips),
+    fault("log: a zeroed page", true, |s, r| log_pages(s, r, 1, zeroes)),
+    fault("log: zeroed pages", true, |s, r| {
         let pages = 2 + r.below(15);
         log_pages(s, r, pages, zeroes)
     }),
-    kind("log: the last page zeroed", false, last_page_zeroed),
-    kind("log: the end zeroed", false, end_zeroed),
-    kind("log: all records zeroed", false, all_zeroed),
-    kind("log: a page of garbage", true, |s, r| log_pages(s, r, 1, garbage)),
-    kind("log: two pages swapped", true, log_pages_swapped),
-    kind("log: two records swapped", false, records_swapped),
-    kind("log: a record repeated in place of another", false, record_repeated),
-    kind("log: a page of an earlier time", false, earlier_page),
-    kind("log: flip behind the end", false, behind_the_end),
-    kind("log: flip in one header", false, |s, r| slots(s, r, 1, Slots::Flip)),
-    kind("log: flips in both headers", false, |s, r| slots(s, r, 2, Slots::Flip)),
-    kind("log: one header zeroed", true, |s, r| slots(s, r, 1, Slots::Zero)),
-    kind("log: both headers zeroed", false, |s, r| slots(s, r, 2, Slots::Zero)),
-    kind("log: headers swapped", false, |s, r| slots(s, r, 2, Slots::Swap)),
-    kind("log: headers of an earlier time", false, |s, r| slots(s, r, 2, Slots::Earlier)),
-    kind("log: one header of an earlier time", false, |s, r| slots(s, r, 1, Slots::Earlier)),
-    kind("log: truncated", false, log_truncated),
-    kind("log: truncated to nothing", false, |s, _| truncated(s, WAL, 0, None)),
-    kind("log: lost", true, |s, _| removed(s, WAL)),
-    kind("log: of an earlier time", false, |s, _| earlier(s, WAL)),
-    kind("object: flip in a block", true, |s, r| in_object(s, r, Part::Block, flip_of)),
-    kind("object: flips in many blocks", true, many_blocks),
-    kind("object: a zeroed page", true, |s, r| in_object(s, r, Part::Block, zero_page_of)),
-    kind("object: garbage in a block", true, |s, r| in_object(s, r, Part::Block, garbage_of)),
-    kind("object: flip in the header", true, |s, r| in_object(s, r, Part::Header, flip_of)),
-    kind("object: two blocks swapped", true, blocks_swapped),
-    kind("object: two objects swapped", true, objects_swapped),
-    kind("object: truncated", true, object_truncated),
-    kind("object: empty", true, |s, r| whole_object(s, r, Harm::Empty)),
-    kind("object: longer than it was", false, |s, r| whole_object(s, r, Harm::Longer)),
-    kind("object: lost", true, |s, r| whole_object(s, r, Harm::Lost)),
-    kind("object: all lost", true, |s, _| all_objects_lost(s)),
-    kind("index: flip", true, |s, r| in_object(s, r, Part::Index, flip_of)),
-    kind("index: zeroed", true, |s, r| in_object(s, r, Part::Index, zero_all_of)),
-    kind("index: flip in the footer", true, |s, r| in_object(s, r, Part::Footer, flip_of)),
-    kind("index: of another object", true, index_of_another),
-    kind("owner: flip", true, |s, r| owner(s, r, Harm::Flip)),
-    kind("owner: empty", true, |s, r| owner(s, r, Harm::Empty)),
-    kind("owner: lost", true, |s, r| owner(s, r, Harm::Lost)),
-    kind("catalog: flip", true, |s, r| catalog(s, r, Harm::Flip)),
-    kind("catalog: flip in its first page", false, |s, r| catalog(s, r, Harm::FlipFirst)),
-    kind("catalog: many flips", false, |s, r| catalog(s, r, Harm::ManyFlips)),
-    kind("catalog: a zeroed page", true, |s, r| catalog(s, r, Harm::Zero)),
-    kind("catalog: the first page zeroed", false, |s, r| catalog(s, r, Harm::ZeroFirst)),
-    kind("catalog: two pages swapped", true, |s, r| catalog(s, r, Harm::Swap)),
-    kind("catalog: truncated", false, |s, r| catalog(s, r, Harm::Truncated)),
-    kind("catalog: empty", false, |s, _| truncated(s, CATALOG, 0, None)),
-    kind("catalog: lost", false, |s, _| removed(s, CATALOG)),
-    kind("catalog: of an earlier time", false, |s, _| earlier(s, CATALOG)),
-    kind("disk cache: flip", true, |s, r| cache_file(s, r, Harm::Flip)),
-    kind("disk cache: many flips", true, |s, r| cache_file(s, r, Harm::ManyFlips)),
-    kind("disk cache: a zeroed page", true, |s, r| cache_file(s, r, Harm::Zero)),
-    kind("disk cache: the first page zeroed", true, |s, r| cache_file(s, r, Harm::ZeroFirst)),
-    kind("disk cache: two pages swapped", true, |s, r| cache_file(s, r, Harm::Swap)),
-    kind("disk cache: truncated", true, |s, r| cache_file(s, r, Harm::Truncated)),
-    kind("disk cache: a file lost", true, |s, r| cache_file(s, r, Harm::Lost)),
-    kind("disk cache: lost", true, cache_lost),
+    fault("log: the last page zeroed", false, last_page_zeroed),
+    fault("log: the end zeroed", false, end_zeroed),
+    fault("log: all records zeroed", false, all_zeroed),
+    fault("log: a page of garbage", true, |s, r| log_pages(s, r, 1, garbage)),
+    fault("log: two pages swapped", true, log_pages_swapped),
+    fault("log: two records swapped", false, records_swapped),
+    fault("log: a record repeated in place of another", false, record_repeated),
+    fault("log: a page of an earlier time", false, earlier_page),
+    fault("log: flip behind the end", false, after_the_end),
+    fault("log: flip in one header", false, |s, r| slots(s, r, 1, Slots::Flip)),
+    fault("log: flips in both headers", false, |s, r| slots(s, r, 2, Slots::Flip)),
+    fault("log: one header zeroed", true, |s, r| slots(s, r, 1, Slots::Zero)),
+    fault("log: both headers zeroed", false, |s, r| slots(s, r, 2, Slots::Zero)),
+    fault("log: headers swapped", false, |s, r| slots(s, r, 2, Slots::Swap)),
+    fault("log: headers of an earlier time", false, |s, r| slots(s, r, 2, Slots::Earlier)),
+    fault("log: one header of an earlier time", false, |s, r| slots(s, r, 1, Slots::Earlier)),
+    fault("log: truncated", false, log_truncated),
+    fault("log: truncated to nothing", false, |s, _| truncated(s, WAL, 0, None)),
+    fault("log: lost", true, |s, _| removed(s, WAL)),
+    fault("log: of an earlier time", false, |s, _| earlier(s, WAL)),
+    fault("object: flip in a block", true, |s, r| in_object(s, r, Part::Block, flip_of)),
+    fault("object: flips in many blocks", true, many_blocks),
+    fault("object: a zeroed page", true, |s, r| in_object(s, r, Part::Block, zero_page_of)),
+    fault("object: garbage in a block", true, |s, r| in_object(s, r, Part::Block, garbage_of)),
+    fault("object: flip in the header", true, |s, r| in_object(s, r, Part::Header, flip_of)),
+    fault("object: two blocks swapped", true, blocks_swapped),
+    fault("object: two objects swapped", true, objects_swapped),
+    fault("object: truncated", true, object_truncated),
+    fault("object: empty", true, |s, r| whole_object(s, r, FileDamage::Empty)),
+    fault("object: longer than it was", false, |s, r| whole_object(s, r, FileDamage::Longer)),
+    fault("object: lost", true, |s, r| whole_object(s, r, FileDamage::Lost)),
+    fault("object: all lost", true, |s, _| all_objects_lost(s)),
+    fault("index: flip", true, |s, r| in_object(s, r, Part::Index, flip_of)),
+    fault("index: zeroed", true, |s, r| in_object(s, r, Part::Index, zero_all_of)),
+    fault("index: flip in the footer", true, |s, r| in_object(s, r, Part::Footer, flip_of)),
+    fault("index: of another object", true, index_of_another),
+    fault("owner: flip", true, |s, r| owner(s, r, FileDamage::Flip)),
+    fault("owner: empty", true, |s, r| owner(s, r, FileDamage::Empty)),
+    fault("owner: lost", true, |s, r| owner(s, r, FileDamage::Lost)),
+    fault("catalog: flip", true, |s, r| catalog(s, r, FileDamage::Flip)),
+    fault("catalog: flip in its first page", false, |s, r| catalog(s, r, FileDamage::FlipFirst)),
+    fault("catalog: many flips", false, |s, r| catalog(s, r, FileDamage::ManyFlips)),
+    fault("catalog: a zeroed page", true, |s, r| catalog(s, r, FileDamage::Zero)),
+    fault("catalog: the first page zeroed", false, |s, r| catalog(s, r, FileDamage::ZeroFirst)),
+    fault("catalog: two pages swapped", true, |s, r| catalog(s, r, FileDamage::Swap)),
+    fault("catalog: truncated", false, |s, r| catalog(s, r, FileDamage::Truncated)),
+    fault("catalog: empty", false, |s, _| truncated(s, CATALOG, 0, None)),
+    fault("catalog: lost", false, |s, _| removed(s, CATALOG)),
+    fault("catalog: of an earlier time", false, |s, _| earlier(s, CATALOG)),
+    fault("disk cache: flip", true, |s, r| cache_file(s, r, FileDamage::Flip)),
+    fault("disk cache: many flips", true, |s, r| cache_file(s, r, FileDamage::ManyFlips)),
+    fault("disk cache: a zeroed page", true, |s, r| cache_file(s, r, FileDamage::Zero)),
+    fault("disk cache: the first page zeroed", true, |s, r| {
+        cache_file(s, r, FileDamage::ZeroFirst)
+    }),
+    fault("disk cache: two pages swapped", true, |s, r| cache_file(s, r, FileDamage::Swap)),
+    fault("disk cache: truncated", true, |s, r| cache_file(s, r, FileDamage::Truncated)),
+    fault("disk cache: a file lost", true, |s, r| cache_file(s, r, FileDamage::Lost)),
+    fault("disk cache: lost", true, cache_lost),
 ];
 
 #[derive(Clone, Copy)]
-enum Harm {
+enum FileDamage {
     Flip,
     FlipFirst,
     ManyFlips,
@@ -157,14 +159,14 @@ enum Part {
 }
 
 impl Plan {
-    /// Damage that may cost only what is added to the reach.
+    /// A plan that may affect only the offsets that are added to its reach.
     fn bounded() -> Self {
         Self { reach: Some(BTreeSet::new()), ..Self::default() }
     }
 
     fn write(&mut self, file: &str, at: u64, bytes: Vec<u8>, what: &str) {
         let end = at + bytes.len() as u64;
-        self.what.push(format!("{file}, bytes {at}..{end}: {what}"));
+        self.descriptions.push(format!("{file}, bytes {at}..{end}: {what}"));
         self.edits.push(Edit::Write { file: file.to_owned(), at, bytes });
     }
 
@@ -182,7 +184,7 @@ impl Plan {
         }
     }
 
-    /// All records that have a byte in a range of the log.
+    /// Adds all records that have a byte in a range of the log to the reach.
     fn reaches_log(&mut self, records: &[WalRecord], at: u64, len: u64) {
         let touched = records.iter().filter(|each| each.at < at + len && each.at + each.len > at);
         self.reaches(touched.map(|each| each.extent));
@@ -206,7 +208,7 @@ fn garbage(len: u64, rng: &mut Rng) -> Vec<u8> {
 }
 
 fn flip_record(
-    scene: &Scene<'_>,
+    target: &Target<'_>,
     rng: &mut Rng,
     record: &WalRecord,
     in_header: bool,
@@ -219,60 +221,65 @@ fn flip_record(
         return None;
     }
     let mut plan = Plan::bounded();
-    plan.flip(scene.files, WAL, at + rng.below(len), rng)?;
+    plan.flip(target.files, WAL, at + rng.below(len), rng)?;
     if record.class != Class::Padding {
         plan.reaches([record.extent]);
     }
     Some(plan)
 }
 
-fn in_record(scene: &Scene<'_>, rng: &mut Rng, classes: &[Class], in_header: bool) -> Option<Plan> {
-    let mut records = wal_records(scene.files);
+fn in_record(
+    target: &Target<'_>,
+    rng: &mut Rng,
+    classes: &[Class],
+    in_header: bool,
+) -> Option<Plan> {
+    let mut records = wal_records(target.files);
     records.retain(|record| classes.contains(&record.class));
     let record = pick(&records, rng)?;
-    flip_record(scene, rng, record, in_header)
+    flip_record(target, rng, record, in_header)
 }
 
-fn last_of_stream(scene: &Scene<'_>, rng: &mut Rng, in_header: bool) -> Option<Plan> {
-    let mut records = wal_records(scene.files);
+fn last_of_stream(target: &Target<'_>, rng: &mut Rng, in_header: bool) -> Option<Plan> {
+    let mut records = wal_records(target.files);
     records.retain(|record| record.class != Class::Padding && record.class != Class::State);
     let streams: BTreeSet<u64> = records.iter().map(|record| record.extent.stream).collect();
     let streams: Vec<u64> = streams.into_iter().collect();
     let stream = *pick(&streams, rng)?;
     let last = records.iter().rfind(|record| record.extent.stream == stream)?;
-    flip_record(scene, rng, last, in_header)
+    flip_record(target, rng, last, in_header)
 }
 
-fn last_record(scene: &Scene<'_>, rng: &mut Rng, in_header: bool) -> Option<Plan> {
-    let records = wal_records(scene.files);
+fn last_record(target: &Target<'_>, rng: &mut Rng, in_header: bool) -> Option<Plan> {
+    let records = wal_records(target.files);
     let last = records.iter().rfind(|record| record.class != Class::Padding)?;
-    flip_record(scene, rng, last, in_header)
+    flip_record(target, rng, last, in_header)
 }
 
-/// Where the log's records end, on the device.
+/// Returns the device offset at which the log's records end.
 fn log_end(records: &[WalRecord]) -> Option<u64> {
     records.last().map(|last| last.at + last.len)
 }
 
-fn many_flips(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let records = wal_records(scene.files);
+fn many_flips(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = wal_records(target.files);
     let (start, end) = (records.first()?.at, log_end(&records)?);
     let mut plan = Plan::bounded();
     for _ in 0..2 + rng.below(20) {
         let at = start + rng.below(end - start);
-        plan.flip(scene.files, WAL, at, rng)?;
+        plan.flip(target.files, WAL, at, rng)?;
         plan.reaches_log(&records, at, 1);
     }
     Some(plan)
 }
 
 fn log_pages(
-    scene: &Scene<'_>,
+    target: &Target<'_>,
     rng: &mut Rng,
     pages: u64,
     bytes: fn(u64, &mut Rng) -> Vec<u8>,
 ) -> Option<Plan> {
-    let records = wal_records(scene.files);
+    let records = wal_records(target.files);
     let (start, end) = (records.first()?.at / PAGE, log_end(&records)?.div_ceil(PAGE));
     let first = start + rng.below(end - start);
     let pages = pages.min(end - first);
@@ -290,24 +297,24 @@ fn zero_from(records: &[WalRecord], from: u64) -> Option<Plan> {
     Some(plan)
 }
 
-fn last_page_zeroed(scene: &Scene<'_>, _: &mut Rng) -> Option<Plan> {
-    let records = wal_records(scene.files);
+fn last_page_zeroed(target: &Target<'_>, _: &mut Rng) -> Option<Plan> {
+    let records = wal_records(target.files);
     zero_from(&records, (log_end(&records)? - 1) / PAGE * PAGE)
 }
 
-fn end_zeroed(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let records = wal_records(scene.files);
+fn end_zeroed(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = wal_records(target.files);
     let from = pick(&records, rng)?.at / PAGE * PAGE;
     zero_from(&records, from)
 }
 
-fn all_zeroed(scene: &Scene<'_>, _: &mut Rng) -> Option<Plan> {
-    let records = wal_records(scene.files);
+fn all_zeroed(target: &Target<'_>, _: &mut Rng) -> Option<Plan> {
+    let records = wal_records(target.files);
     zero_from(&records, records.first()?.at / PAGE * PAGE)
 }
 
-fn log_pages_swapped(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let records = wal_records(scene.files);
+fn log_pages_swapped(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = wal_records(target.files);
     let (start, end) = (records.first()?.at / PAGE, log_end(&records)?.div_ceil(PAGE));
     let one = start + rng.below(end - start);
     let other = start + rng.below(end - start);
@@ -316,120 +323,120 @@ fn log_pages_swapped(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
     }
     let mut plan = Plan::bounded();
     for (to, from) in [(one, other), (other, one)] {
-        let bytes = scene.files.get(WAL)?.range(from * PAGE, PAGE);
+        let bytes = target.files.get(WAL)?.range(from * PAGE, PAGE);
         plan.write(WAL, to * PAGE, bytes, &format!("from byte {}", from * PAGE));
         plan.reaches_log(&records, to * PAGE, PAGE);
     }
     Some(plan)
 }
 
-fn data_records(scene: &Scene<'_>) -> Vec<WalRecord> {
-    let mut records = wal_records(scene.files);
+fn data_records(target: &Target<'_>) -> Vec<WalRecord> {
+    let mut records = wal_records(target.files);
     records.retain(|record| record.class != Class::Padding);
     records
 }
 
-fn records_swapped(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let records = data_records(scene);
+fn records_swapped(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = data_records(target);
     let one = pick(&records, rng)?;
     let equals: Vec<&WalRecord> =
         records.iter().filter(|each| each.len == one.len && each.at != one.at).collect();
     let other = *pick(&equals, rng)?;
     let mut plan = Plan::bounded();
     for (to, from) in [(one, other), (other, one)] {
-        let bytes = scene.files.get(WAL)?.range(from.at, from.len);
+        let bytes = target.files.get(WAL)?.range(from.at, from.len);
         plan.write(WAL, to.at, bytes, &format!("from byte {}", from.at));
         plan.reaches([to.extent]);
     }
     Some(plan)
 }
 
-fn record_repeated(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let records = data_records(scene);
+fn record_repeated(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = data_records(target);
     let from = pick(&records, rng)?;
     let to = pick(&records, rng).filter(|to| to.at != from.at)?;
-    let bytes = scene.files.get(WAL)?.range(from.at, from.len);
+    let bytes = target.files.get(WAL)?.range(from.at, from.len);
     let mut plan = Plan::bounded();
     plan.reaches_log(&records, to.at, from.len);
     plan.write(WAL, to.at, bytes, &format!("from byte {}", from.at));
     Some(plan)
 }
 
-fn earlier_page(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let records = wal_records(scene.files);
-    let (now, before) = (scene.files.get(WAL)?, scene.earlier.get(WAL)?);
+fn earlier_page(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = wal_records(target.files);
+    let (now, before) = (target.files.get(WAL)?, target.earlier.get(WAL)?);
     let (start, end) = (DATA_START / PAGE, log_end(&records)?.div_ceil(PAGE));
     let differs = |page: &u64| now.range(page * PAGE, PAGE) != before.range(page * PAGE, PAGE);
     let pages: Vec<u64> = (start..end).filter(differs).collect();
     let page = *pick(&pages, rng)?;
     let mut plan = Plan::bounded();
-    plan.write(WAL, page * PAGE, before.range(page * PAGE, PAGE), "as it was earlier");
+    plan.write(WAL, page * PAGE, before.range(page * PAGE, PAGE), "an earlier state");
     plan.reaches_log(&records, page * PAGE, PAGE);
     Some(plan)
 }
 
-fn behind_the_end(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let records = wal_records(scene.files);
+fn after_the_end(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let records = wal_records(target.files);
     let end = log_end(&records)?.next_multiple_of(PAGE);
     let mut plan = Plan::bounded();
-    plan.flip(scene.files, WAL, end + rng.below(1 << 20), rng)?;
+    plan.flip(target.files, WAL, end + rng.below(1 << 20), rng)?;
     Some(plan)
 }
 
-fn slots(scene: &Scene<'_>, rng: &mut Rng, count: usize, how: Slots) -> Option<Plan> {
-    let wal = scene.files.get(WAL)?;
+fn slots(target: &Target<'_>, rng: &mut Rng, count: usize, how: Slots) -> Option<Plan> {
+    let wal = target.files.get(WAL)?;
     let first = rng.below(2) as usize;
     let mut plan = Plan::bounded();
     for slot in [first, 1 - first].into_iter().take(count) {
         let at = SLOTS[slot];
         match how {
-            Slots::Flip => plan.flip(scene.files, WAL, at + rng.below(128), rng)?,
+            Slots::Flip => plan.flip(target.files, WAL, at + rng.below(128), rng)?,
             Slots::Zero => plan.write(WAL, at, zeroes(PAGE, rng), "a header zeroed"),
             Slots::Swap => {
                 plan.write(WAL, at, wal.range(SLOTS[1 - slot], PAGE), "the other header");
             }
             Slots::Earlier => {
-                let earlier = scene.earlier.get(WAL)?.range(at, PAGE);
-                plan.write(WAL, at, earlier, "the header as it was earlier");
+                let earlier = target.earlier.get(WAL)?.range(at, PAGE);
+                plan.write(WAL, at, earlier, "an earlier header");
             }
         }
     }
     Some(plan)
 }
 
-fn log_truncated(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let pages = scene.files.get(WAL)?.len / PAGE;
-    truncated(scene, WAL, rng.below(pages) * PAGE, None)
+fn log_truncated(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let pages = target.files.get(WAL)?.len / PAGE;
+    truncated(target, WAL, rng.below(pages) * PAGE, None)
 }
 
 fn truncated(
-    scene: &Scene<'_>,
+    target: &Target<'_>,
     file: &str,
     len: u64,
     reach: Option<BTreeSet<Extent>>,
 ) -> Option<Plan> {
-    let before = scene.files.get(file).filter(|content| content.len > len)?.len;
+    let before = target.files.get(file).filter(|content| content.len > len)?.len;
     Some(Plan {
         edits: vec![Edit::Truncate { file: file.to_owned(), len }],
-        what: vec![format!("{file}: {len} of {before} bytes are left")],
+        descriptions: vec![format!("{file}: truncated from {before} to {len} bytes")],
         reach,
     })
 }
 
-fn removed(scene: &Scene<'_>, file: &str) -> Option<Plan> {
-    scene.files.get(file)?;
+fn removed(target: &Target<'_>, file: &str) -> Option<Plan> {
+    target.files.get(file)?;
     Some(Plan {
         edits: vec![Edit::Remove { file: file.to_owned() }],
-        what: vec![format!("{file}: removed")],
+        descriptions: vec![format!("{file}: removed")],
         reach: None,
     })
 }
 
-fn earlier(scene: &Scene<'_>, file: &str) -> Option<Plan> {
-    let content = scene.earlier.get(file)?.clone();
+fn earlier(target: &Target<'_>, file: &str) -> Option<Plan> {
+    let content = target.earlier.get(file)?.clone();
     Some(Plan {
         edits: vec![Edit::Replace { file: file.to_owned(), content }],
-        what: vec![format!("{file}: as it was earlier")],
+        descriptions: vec![format!("{file}: replaced by an earlier state")],
         reach: None,
     })
 }
@@ -455,12 +462,12 @@ fn zero_all_of(plan: &mut Plan, _: &Files, file: &str, at: u64, len: u64, rng: &
 }
 
 fn in_object(
-    scene: &Scene<'_>,
+    target: &Target<'_>,
     rng: &mut Rng,
     part: Part,
-    harm: fn(&mut Plan, &Files, &str, u64, u64, &mut Rng),
+    damage: fn(&mut Plan, &Files, &str, u64, u64, &mut Rng),
 ) -> Option<Plan> {
-    let objects = objects(scene.files);
+    let objects = objects(target.files);
     let object = pick(&objects, rng)?;
     let mut plan = Plan::bounded();
     let (at, len) = match part {
@@ -476,117 +483,117 @@ fn in_object(
             (block.at, block.len)
         }
     };
-    harm(&mut plan, scene.files, &object.name, at, len, rng);
+    damage(&mut plan, target.files, &object.name, at, len, rng);
     Some(plan)
 }
 
-fn many_blocks(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let mut all = in_object(scene, rng, Part::Block, flip_of)?;
+fn many_blocks(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let mut all = in_object(target, rng, Part::Block, flip_of)?;
     for _ in 0..1 + rng.below(8) {
-        let other = in_object(scene, rng, Part::Block, flip_of)?;
+        let other = in_object(target, rng, Part::Block, flip_of)?;
         all.edits.extend(other.edits);
-        all.what.extend(other.what);
+        all.descriptions.extend(other.descriptions);
         all.reaches(other.reach?);
     }
     Some(all)
 }
 
-fn blocks_swapped(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let objects = objects(scene.files);
+fn blocks_swapped(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let objects = objects(target.files);
     let (one, other) = (pick(&objects, rng)?, pick(&objects, rng)?);
     let (block, others) = (pick(&one.blocks, rng)?, pick(&other.blocks, rng)?);
     if one.name == other.name && block.at == others.at {
         return None;
     }
-    // As much of them as both have.
+    // The length that both blocks have.
     let len = block.len.min(others.len);
     let mut plan = Plan::bounded();
     for ((to, at), (from, from_at)) in
         [((one, block.at), (other, others.at)), ((other, others.at), (one, block.at))]
     {
-        let bytes = scene.files.get(&from.name)?.range(from_at, len);
+        let bytes = target.files.get(&from.name)?.range(from_at, len);
         plan.write(&to.name, at, bytes, &format!("from byte {from_at} of {}", from.name));
     }
     plan.reaches([block.extent, others.extent]);
     Some(plan)
 }
 
-fn objects_swapped(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let objects = objects(scene.files);
+fn objects_swapped(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let objects = objects(target.files);
     let (one, other) = (pick(&objects, rng)?, pick(&objects, rng)?);
     if one.name == other.name {
         return None;
     }
     let mut plan = Plan::bounded();
     for (to, from) in [(one, other), (other, one)] {
-        let (file, content) = (to.name.clone(), scene.files.get(&from.name)?.clone());
+        let (file, content) = (to.name.clone(), target.files.get(&from.name)?.clone());
         plan.edits.push(Edit::Replace { file, content });
-        plan.what.push(format!("{}: the content of {}", to.name, from.name));
+        plan.descriptions.push(format!("{}: the content of {}", to.name, from.name));
         plan.reaches_object(to);
     }
     Some(plan)
 }
 
-fn object_truncated(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let objects = objects(scene.files);
+fn object_truncated(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let objects = objects(target.files);
     let object = pick(&objects, rng)?;
-    // Its index is at its end.
+    // The index is at the object's end.
     let reach = object.blocks.iter().map(|block| block.extent).collect();
-    truncated(scene, &object.name, rng.below(object.len), Some(reach))
+    truncated(target, &object.name, rng.below(object.len), Some(reach))
 }
 
-fn whole_object(scene: &Scene<'_>, rng: &mut Rng, harm: Harm) -> Option<Plan> {
-    let objects = objects(scene.files);
+fn whole_object(target: &Target<'_>, rng: &mut Rng, damage: FileDamage) -> Option<Plan> {
+    let objects = objects(target.files);
     let object = pick(&objects, rng)?;
-    let mut plan = match harm {
-        Harm::Lost => removed(scene, &object.name)?,
-        Harm::Longer => {
+    let mut plan = match damage {
+        FileDamage::Lost => removed(target, &object.name)?,
+        FileDamage::Longer => {
             let mut plan = Plan::default();
             plan.write(&object.name, object.len, garbage(1 + rng.below(PAGE), rng), "appended");
             plan
         }
-        _ => truncated(scene, &object.name, 0, None)?,
+        _ => truncated(target, &object.name, 0, None)?,
     };
     plan.reach = Some(BTreeSet::new());
-    if !matches!(harm, Harm::Longer) {
+    if !matches!(damage, FileDamage::Longer) {
         plan.reaches_object(object);
     }
     Some(plan)
 }
 
-fn all_objects_lost(scene: &Scene<'_>) -> Option<Plan> {
-    if scene.files.objects().is_empty() {
+fn all_objects_lost(target: &Target<'_>) -> Option<Plan> {
+    if target.files.objects().is_empty() {
         return None;
     }
     Some(Plan {
         edits: vec![Edit::RemoveAll { directory: OBJECTS.to_owned() }],
-        what: vec![format!("{OBJECTS}: removed")],
+        descriptions: vec![format!("{OBJECTS}: removed")],
         reach: None,
     })
 }
 
-fn index_of_another(scene: &Scene<'_>, rng: &mut Rng) -> Option<Plan> {
-    let objects = objects(scene.files);
+fn index_of_another(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let objects = objects(target.files);
     let (to, from) = (pick(&objects, rng)?, pick(&objects, rng)?);
     if to.name == from.name {
         return None;
     }
     let len = to.index.1.min(from.index.1);
-    let bytes = scene.files.get(&from.name)?.range(from.index.0, len);
+    let bytes = target.files.get(&from.name)?.range(from.index.0, len);
     let mut plan = Plan::bounded();
     plan.reaches_object(to);
     plan.write(&to.name, to.index.0, bytes, &format!("the index of {}", from.name));
     Some(plan)
 }
 
-fn owner(scene: &Scene<'_>, rng: &mut Rng, harm: Harm) -> Option<Plan> {
-    let name = scene.files.owner()?;
-    let mut plan = match harm {
-        Harm::Lost => removed(scene, name)?,
-        Harm::Empty => truncated(scene, name, 0, None)?,
+fn owner(target: &Target<'_>, rng: &mut Rng, damage: FileDamage) -> Option<Plan> {
+    let name = target.files.owner()?;
+    let mut plan = match damage {
+        FileDamage::Lost => removed(target, name)?,
+        FileDamage::Empty => truncated(target, name, 0, None)?,
         _ => {
             let mut plan = Plan::default();
-            plan.flip(scene.files, name, rng.below(scene.files.get(name)?.len), rng)?;
+            plan.flip(target.files, name, rng.below(target.files.get(name)?.len), rng)?;
             plan
         }
     };
@@ -594,48 +601,48 @@ fn owner(scene: &Scene<'_>, rng: &mut Rng, harm: Harm) -> Option<Plan> {
     Some(plan)
 }
 
-fn catalog(scene: &Scene<'_>, rng: &mut Rng, harm: Harm) -> Option<Plan> {
-    harm_file(scene.files, CATALOG, rng, harm)
+fn catalog(target: &Target<'_>, rng: &mut Rng, damage: FileDamage) -> Option<Plan> {
+    damage_file(target.files, CATALOG, rng, damage)
 }
 
-fn cache_file(scene: &Scene<'_>, rng: &mut Rng, harm: Harm) -> Option<Plan> {
+fn cache_file(target: &Target<'_>, rng: &mut Rng, damage: FileDamage) -> Option<Plan> {
     let is_used = |(name, content): &(&String, &Content)| {
         name.starts_with(DISK_CACHE) && !content.bytes.is_empty()
     };
     let names: Vec<&str> =
-        scene.files.0.iter().filter(is_used).map(|(name, _)| name.as_str()).collect();
-    let mut plan = harm_file(scene.files, pick(&names, rng)?, rng, harm)?;
-    // Everything is in the objects.
+        target.files.0.iter().filter(is_used).map(|(name, _)| name.as_str()).collect();
+    let mut plan = damage_file(target.files, pick(&names, rng)?, rng, damage)?;
+    // Everything in the cache is also in the objects.
     plan.reach = Some(BTreeSet::new());
     Some(plan)
 }
 
-/// Damage to a file whose format is not looked at.
-fn harm_file(files: &Files, file: &str, rng: &mut Rng, harm: Harm) -> Option<Plan> {
+/// Plans damage to a file regardless of its format.
+fn damage_file(files: &Files, file: &str, rng: &mut Rng, damage: FileDamage) -> Option<Plan> {
     let content = files.get(file)?;
-    // Pages of zeroes are free ones, most of the time.
+    // Pages of zeroes are usually free.
     let is_used = |page: &u64| content.range(page * PAGE, PAGE).iter().any(|byte| *byte != 0);
     let pages: Vec<u64> = (0..content.len.div_ceil(PAGE)).filter(is_used).collect();
     let any = |rng: &mut Rng| pick(&pages, rng).copied();
     let mut plan = Plan::default();
-    match harm {
-        Harm::Flip => {
+    match damage {
+        FileDamage::Flip => {
             let at = any(rng)? * PAGE + rng.below(PAGE);
             plan.flip(files, file, at.min(content.len - 1), rng)?;
         }
-        Harm::FlipFirst => plan.flip(files, file, rng.below(320.min(content.len)), rng)?,
-        Harm::ManyFlips => {
+        FileDamage::FlipFirst => plan.flip(files, file, rng.below(320.min(content.len)), rng)?,
+        FileDamage::ManyFlips => {
             for _ in 0..2 + rng.below(30) {
                 let at = any(rng)? * PAGE + rng.below(PAGE);
                 plan.flip(files, file, at.min(content.len - 1), rng)?;
             }
         }
-        Harm::Zero | Harm::ZeroFirst => {
-            let page = if let Harm::Zero = harm { any(rng)? } else { 0 };
+        FileDamage::Zero | FileDamage::ZeroFirst => {
+            let page = if let FileDamage::Zero = damage { any(rng)? } else { 0 };
             let len = PAGE.min(content.len - page * PAGE);
             plan.write(file, page * PAGE, zeroes(len, rng), "zeroed");
         }
-        Harm::Swap => {
+        FileDamage::Swap => {
             let (one, other) = (any(rng)?, any(rng)?);
             if one == other {
                 return None;
@@ -645,23 +652,23 @@ fn harm_file(files: &Files, file: &str, rng: &mut Rng, harm: Harm) -> Option<Pla
                 plan.write(file, to * PAGE, bytes, &format!("from byte {}", from * PAGE));
             }
         }
-        Harm::Truncated => {
+        FileDamage::Truncated => {
             let len = rng.below(content.len);
-            plan = truncated(&Scene { files, earlier: files }, file, len, None)?;
+            plan = truncated(&Target { files, earlier: files }, file, len, None)?;
         }
-        Harm::Empty | Harm::Longer => return None,
-        Harm::Lost => plan = removed(&Scene { files, earlier: files }, file)?,
+        FileDamage::Empty | FileDamage::Longer => return None,
+        FileDamage::Lost => plan = removed(&Target { files, earlier: files }, file)?,
     }
     Some(plan)
 }
 
-fn cache_lost(scene: &Scene<'_>, _: &mut Rng) -> Option<Plan> {
-    if !scene.files.0.keys().any(|name| name.starts_with(DISK_CACHE)) {
+fn cache_lost(target: &Target<'_>, _: &mut Rng) -> Option<Plan> {
+    if !target.files.0.keys().any(|name| name.starts_with(DISK_CACHE)) {
         return None;
     }
     Some(Plan {
         edits: vec![Edit::RemoveAll { directory: DISK_CACHE.to_owned() }],
-        what: vec![format!("{DISK_CACHE}: removed")],
+        descriptions: vec![format!("{DISK_CACHE}: removed")],
         reach: Some(BTreeSet::new()),
     })
 }
@@ -671,20 +678,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_decides_what_is_damaged_and_every_plan_changes_the_file() {
+    fn a_seed_determines_the_plan_and_every_plan_changes_the_file() {
         let bytes: Vec<u8> = (0..40_960_u32).map(|at| (at % 251) as u8).collect();
         let files = Files([(CATALOG.to_owned(), Content::new(bytes.clone()))].into());
-        let scene = Scene { files: &files, earlier: &files };
-        for kind in KINDS.iter().filter(|kind| kind.name.starts_with("catalog: ")) {
+        let target = Target { files: &files, earlier: &files };
+        for fault in FAULTS.iter().filter(|fault| fault.name.starts_with("catalog: ")) {
             for seed in 0..20 {
-                let plan = (kind.plan)(&scene, &mut Rng::new(seed));
-                let again = (kind.plan)(&scene, &mut Rng::new(seed));
+                let plan = (fault.plan)(&target, &mut Rng::new(seed));
+                let again = (fault.plan)(&target, &mut Rng::new(seed));
                 let edits = |plan: &Option<Plan>| plan.as_ref().map(|plan| plan.edits.clone());
-                assert_eq!(edits(&plan), edits(&again), "{}, seed {seed}", kind.name);
+                assert_eq!(edits(&plan), edits(&again), "{}, seed {seed}", fault.name);
                 for edit in edits(&plan).into_iter().flatten() {
                     if let Edit::Write { at, bytes: written, .. } = edit {
                         let there = &bytes[at as usize..at as usize + written.len()];
-                        assert_ne!(there, written, "{}, seed {seed}", kind.name);
+                        assert_ne!(there, written, "{}, seed {seed}", fault.name);
                     }
                 }
             }
@@ -692,8 +699,8 @@ mod tests {
     }
 
     #[test]
-    fn names_are_told_apart() {
-        let names: BTreeSet<&str> = KINDS.iter().map(|kind| kind.name).collect();
-        assert_eq!(names.len(), KINDS.len());
+    fn names_are_unique() {
+        let names: BTreeSet<&str> = FAULTS.iter().map(|fault| fault.name).collect();
+        assert_eq!(names.len(), FAULTS.len());
     }
 }

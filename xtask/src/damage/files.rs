@@ -1,4 +1,4 @@
-//! A server's files in memory: what an image is copied from, and what damage is aimed at.
+//! A server's files in memory: images are copied from them, and damage is applied to them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -18,7 +18,7 @@ pub(super) const OBJECTS: &str = "data/objects";
 pub(super) const DISK_CACHE: &str = "disk-cache";
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A file. Zeroes at its end take no memory.
+/// A file. Zeroes at its end use no memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) bytes: Vec<u8>,
@@ -47,7 +47,7 @@ impl Content {
         Self { bytes, len }
     }
 
-    /// Bytes of a range, up to the file's end.
+    /// Returns the bytes of a range, up to the file's end.
     pub(super) fn range(&self, at: u64, len: u64) -> Vec<u8> {
         let end = (at + len).min(self.len).max(at);
         let stored = |at: u64| (at as usize).min(self.bytes.len());
@@ -58,7 +58,7 @@ impl Content {
 }
 
 impl Files {
-    /// Everything below a directory but for logs.
+    /// Loads everything below a directory except logs.
     pub(super) fn load(directory: &Path) -> Result<Self, Error> {
         let mut files = Self::default();
         let mut pending = vec![PathBuf::new()];
@@ -86,7 +86,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Put the files into a directory in which other ones, of an earlier case, may be.
+    /// Writes the files into a directory that may contain those of an earlier case.
     pub(super) fn restore(&self, directory: &Path) -> Result<(), Error> {
         fs::create_dir_all(directory)?;
         let kept = directory.join(WAL);
@@ -112,7 +112,7 @@ impl Files {
         Ok(())
     }
 
-    /// A copy for people to look at, in which zeroes take no room.
+    /// Saves a copy for inspection, as sparse files.
     pub(super) fn keep(&self, directory: &Path) -> Result<(), Error> {
         for (name, content) in &self.0 {
             let path = directory.join(name);
@@ -128,13 +128,13 @@ impl Files {
         self.0.get(name)
     }
 
-    /// Names of objects, without the one that says who owns them.
+    /// Returns the names of the objects, without the owner object.
     pub(super) fn objects(&self) -> Vec<&str> {
         let is_object = |name: &&str| name.starts_with(OBJECTS) && !name.ends_with("/owner");
         self.0.keys().map(String::as_str).filter(is_object).collect()
     }
 
-    /// The object that says who owns the others.
+    /// Returns the name of the owner object.
     pub(super) fn owner(&self) -> Option<&str> {
         let mut names = self.0.keys().map(String::as_str);
         names.find(|name| name.starts_with(OBJECTS) && name.ends_with("/owner"))
@@ -153,18 +153,18 @@ fn remove_but(directory: &Path, kept: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The server refuses a log with holes, and to write all of it for each case would take too long:
-/// only what differs is written.
+/// Writes only the parts that differ: the server refuses a log with holes, and writing all of it
+/// for each case would take too long.
 fn restore_in_place(path: &Path, content: &Content) -> Result<(), Error> {
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
     if file.metadata()?.len() > content.len {
         file.set_len(content.len)?;
     }
-    let mut there = vec![0; CHUNK_BYTES];
+    let mut present = vec![0; CHUNK_BYTES];
     for at in (0..content.len).step_by(CHUNK_BYTES) {
         let wanted = content.range(at, CHUNK_BYTES as u64);
-        let there = &mut there[..wanted.len()];
-        if file.read_exact_at(there, at).is_err() || *there != wanted[..] {
+        let present = &mut present[..wanted.len()];
+        if file.read_exact_at(present, at).is_err() || *present != wanted[..] {
             file.write_all_at(&wanted, at)?;
         }
     }
@@ -178,7 +178,7 @@ fn write_sparse(path: &Path, content: &Content) -> Result<(), Error> {
 }
 
 impl Edit {
-    /// Do it to the files of a server, which may run.
+    /// Applies the change to the files of a server, which may be running.
     pub(super) fn apply(&self, directory: &Path) -> Result<(), Error> {
         let open = |file: &str| OpenOptions::new().write(true).open(directory.join(file));
         match self {
@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_of_a_file_have_the_zeroes_that_take_no_memory() {
+    fn ranges_of_a_file_include_its_trailing_zeroes() {
         let content = Content::new(vec![0, 1, 2, 0, 0, 0]);
         assert_eq!((content.bytes.len(), content.len), (3, 6));
         assert_eq!(content.range(0, 6), [0, 1, 2, 0, 0, 0]);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_restored_whatever_an_earlier_case_has_left() {
+    fn files_are_restored_over_those_of_an_earlier_case() {
         let directory = std::env::temp_dir().join(format!("damage-{}", std::process::id()));
         let files = Files(
             [

@@ -1,4 +1,4 @@
-//! Images: the files of servers that have worked, and the models of what they have acknowledged.
+//! Images: the files of servers after a load, with the models of what they have acknowledged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::files::{CATALOG, Files, WAL};
 use super::layout::{objects, wal_records};
+use super::log_lines::Reported;
 use super::model::{Model, Outcome, Partition};
 use super::observe::{Observation, Reader};
-use super::process::{Place, Process, Settings, Start};
-use super::says::Stated;
+use super::process::{Installation, Process, Settings, Start};
 use super::verdict::{Facts, judge};
 use super::window::Offsets;
 use super::work::{ABORTED_OFFSETS, Worker};
@@ -21,13 +21,13 @@ use crate::Error;
 use crate::rng::Rng;
 use crate::server::Ending;
 
-/// Uploads and log compaction, both as often as can be.
+/// The longest wait for uploads and for log compaction, which run as often as possible.
 const UPLOAD_LIMIT: Duration = Duration::from_secs(60);
-/// After this long without a write the log's header says how far it goes, so that a SIGKILL leaves
-/// no doubt about it.
+/// After this time without a write, the log's header contains the durable offset, so that it is
+/// known after a SIGKILL.
 pub(super) const IDLE: Duration = Duration::from_secs(3);
 
-/// Steps between the last time that the server is idle and its end under load.
+/// Steps under load between the last idle period and the end.
 const BURST: usize = 40;
 
 /// The idempotent producer that writes as long as servers run, and the one that writes nothing
@@ -35,7 +35,7 @@ const BURST: usize = 40;
 pub(super) const BUSY: usize = 0;
 pub(super) const IDLE_PRODUCER: usize = 1;
 
-/// What a server has done.
+/// The load of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Load {
     Plain,
@@ -67,13 +67,13 @@ impl Load {
     }
 }
 
-/// How the server of an image has ended.
+/// How the server of an image ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Stopped,
-    /// Killed while it was idle, when a header of its log proves all that it has acknowledged.
+    /// Killed while idle, when a header of its log proves that everything acknowledged is durable.
     Killed,
-    /// Killed at once after an answer, under load.
+    /// Killed right after an answer, under load.
     KilledUnderLoad,
 }
 
@@ -89,17 +89,17 @@ impl End {
     }
 }
 
-/// A server that has ended.
+/// The files of a server that has ended.
 #[derive(Clone)]
 pub(super) struct Image {
     pub(super) load: Load,
     pub(super) end: End,
     pub(super) files: Files,
-    /// Its log and its catalog at an earlier time. Not to be restored together: that is what a
-    /// backup is, and nothing tells it from the last state.
+    /// Earlier states of its log and its catalog. They are not to be restored together: that would
+    /// be a backup, which cannot be distinguished from the last state.
     pub(super) earlier: Files,
     pub(super) model: Model,
-    /// Which stream of the store is which partition.
+    /// The partition of each stream.
     pub(super) streams: BTreeMap<u64, Partition>,
 }
 
@@ -108,8 +108,8 @@ impl Image {
         format!("{}-{}", load.name(), end.name())
     }
 
-    /// Run a server in `directory` and keep what it leaves. If an earlier run has kept an image
-    /// there, that one is taken, unless an earlier version of the campaign has written it.
+    /// Runs a server in `directory` and keeps its files. An image from an earlier run in that
+    /// directory is used instead, unless an earlier version of the campaign wrote it.
     pub(super) fn build(
         binary: &Path,
         directory: &Path,
@@ -121,10 +121,11 @@ impl Image {
         let kept = fs::read(&model_path).ok();
         let kept = kept.and_then(|kept| serde_json::from_slice::<Model>(&kept).ok());
         if kept.is_none() {
-            Place::clear(directory)?;
-            let place = Place { binary: binary.to_owned(), directory: directory.join("server") };
-            Place::clear(&place.directory)?;
-            let model = run(&place, directory, load, end, seed)?;
+            Installation::clear(directory)?;
+            let installation =
+                Installation { binary: binary.to_owned(), directory: directory.join("server") };
+            Installation::clear(&installation.directory)?;
+            let model = run(&installation, directory, load, end, seed)?;
             fs::write(&model_path, serde_json::to_vec(&model)?)?;
         }
         let model: Model = serde_json::from_slice(&fs::read(&model_path)?)?;
@@ -135,25 +136,25 @@ impl Image {
     }
 }
 
-/// Which stream is which partition, by the records that are found in it.
+/// Maps streams to partitions by the records found in them.
 fn streams(files: &Files, model: &Model) -> BTreeMap<u64, Partition> {
     let mut by_id: BTreeMap<u64, Partition> = BTreeMap::new();
     for partition in model.partitions() {
         let records = model.log(&partition).records.values();
         by_id.extend(records.map(|record| (record.id, partition.clone())));
     }
-    let mut places: Vec<(u64, &str, u64, u64)> = Vec::new();
+    let mut positions: Vec<(u64, &str, u64, u64)> = Vec::new();
     for record in wal_records(files) {
-        places.push((record.extent.stream, WAL, record.at, record.len));
+        positions.push((record.extent.stream, WAL, record.at, record.len));
     }
     let objects = objects(files);
     for object in &objects {
         for block in &object.blocks {
-            places.push((block.extent.stream, &object.name, block.at, block.len));
+            positions.push((block.extent.stream, &object.name, block.at, block.len));
         }
     }
     let mut streams = BTreeMap::new();
-    for (stream, file, at, len) in places {
+    for (stream, file, at, len) in positions {
         let bytes = files.get(file).map(|content| content.range(at, len)).unwrap_or_default();
         if let Some(partition) = first_record(&bytes).and_then(|id| by_id.get(&id)) {
             streams.entry(stream).or_insert_with(|| partition.clone());
@@ -162,7 +163,7 @@ fn streams(files: &Files, model: &Model) -> BTreeMap<u64, Partition> {
     streams
 }
 
-/// The number of the first record in a batch: each value begins with it.
+/// Returns the number of the first record in a batch: each value begins with it.
 fn first_record(bytes: &[u8]) -> Option<u64> {
     const WORD: &[u8] = b"record ";
     let at = bytes.windows(WORD.len()).position(|window| window == WORD)? + WORD.len();
@@ -170,24 +171,31 @@ fn first_record(bytes: &[u8]) -> Option<u64> {
     String::from_utf8(digits.copied().collect()).ok()?.parse().ok()
 }
 
-fn started(place: &Place, uploads: bool) -> Result<Process, Error> {
-    match place.start(Settings { uploads, disk_cache: true })? {
+fn started(installation: &Installation, uploads: bool) -> Result<Process, Error> {
+    match installation.start(Settings { uploads, disk_cache: true })? {
         Start::Ready(process) => Ok(process),
         Start::Ended(status) => {
-            Err(format!("an image's server has ended with {status}:\n{}", place.log()?).into())
+            Err(format!("the server of an image ended with {status}:\n{}", installation.log()?)
+                .into())
         }
-        Start::Hangs => Err("an image's server does not start".into()),
+        Start::Hangs => Err("the server of an image does not start".into()),
     }
 }
 
-fn run(place: &Place, directory: &Path, load: Load, end: End, seed: u64) -> Result<Model, Error> {
+fn run(
+    installation: &Installation,
+    directory: &Path,
+    load: Load,
+    end: End,
+    seed: u64,
+) -> Result<Model, Error> {
     let mut rng = Rng::new(seed.wrapping_mul(16) + load as u64 * 4 + end as u64);
     let mut model = Model::default();
-    let process = started(place, true)?;
+    let process = started(installation, true)?;
     {
         let mut worker = Worker::new(process.address, &mut model)?;
         prepare(&mut worker, load)?;
-        // Some objects, each with some blocks.
+        // Some objects, each with several blocks.
         for _ in 0..5 {
             for _ in 0..40 {
                 step(&mut worker, load, &mut rng, true)?;
@@ -201,24 +209,24 @@ fn run(place: &Place, directory: &Path, load: Load, end: End, seed: u64) -> Resu
     }
     process.end(Ending::Sigterm)?;
 
-    // Reads fill the disk cache, and the end writes what is in its memory.
-    let process = started(place, false)?;
+    // Reads fill the disk cache, and stopping writes the part of it that is in memory.
+    let process = started(installation, false)?;
     observe(&process, &model)?;
     process.end(Ending::Sigterm)?;
 
-    let earlier = Files::load(&place.directory)?;
+    let earlier = Files::load(&installation.directory)?;
     let kept = [WAL, CATALOG]
         .map(|name| (name.to_owned(), earlier.get(name).cloned().unwrap_or_default()));
     Files(kept.into()).keep(&directory.join("earlier"))?;
 
-    // What is written from here on stays in the log.
-    let process = started(place, false)?;
+    // Data written from here on stays in the log.
+    let process = started(installation, false)?;
     {
         let mut worker = Worker::new(process.address, &mut model)?;
         for _ in 0..120 {
             step(&mut worker, load, &mut rng, true)?;
         }
-        // A transaction that has not ended.
+        // A transaction that stays open.
         if load == Load::Transactional {
             let partition = Partition { topic: load.topic().into(), index: 1 };
             let records = worker.records(2, 200, None);
@@ -229,18 +237,18 @@ fn run(place: &Place, directory: &Path, load: Load, end: End, seed: u64) -> Resu
     }
     thread::sleep(IDLE);
     let observation = observe(&process, &model)?;
-    // The markers are not acknowledged with an offset, and have one.
-    for (partition, held) in &observation.partitions {
+    // Markers are acknowledged without an offset, and have one.
+    for (partition, contents) in &observation.partitions {
         let log = model.log_mut(partition);
-        log.next = held.all.high_watermark;
-        log.batches = held.all.batches.clone();
+        log.next = contents.all.high_watermark;
+        log.batches = contents.all.batches.clone();
         log.batches.sort_unstable();
     }
-    let (stated, streams) = (Stated::default(), BTreeMap::new());
+    let (reported, streams) = (Reported::default(), BTreeMap::new());
     let facts = Facts {
         model: &model,
         observation: &observation,
-        stated: &stated,
+        reported: &reported,
         reach: None,
         streams: &streams,
         window: &Offsets::new(),
@@ -309,7 +317,7 @@ fn prepare(worker: &mut Worker<'_>, load: Load) -> Result<(), Error> {
     Ok(())
 }
 
-/// A little of the load. Also what follows on damage, at first without the idle producer.
+/// Runs one step of a load. The steps after the damage first leave out the idle producer.
 pub(super) fn step(
     worker: &mut Worker<'_>,
     load: Load,
@@ -321,7 +329,7 @@ pub(super) fn step(
     let partition = Partition { topic: topic.into(), index: rng.below(partitions) as i32 };
     let large = rng.below(40) == 0;
     let (count, bytes) = match large {
-        // So large that the log refers to it instead of copying it.
+        // Large enough for the log to refer to it instead of copying it.
         true => (1, 40_000 + rng.below(20_000) as usize),
         false => (1 + rng.below(4) as usize, 50 + rng.below(1500) as usize),
     };

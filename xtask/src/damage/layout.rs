@@ -1,5 +1,5 @@
-//! Where things lie in a write-ahead log and in objects, read from the documents of their formats
-//! (`docs/format/`).
+//! Positions of records and blocks in a write-ahead log and in objects, according to the documents
+//! of their formats (`docs/format/`).
 
 use super::files::{Content, Files, WAL};
 
@@ -9,7 +9,7 @@ pub(super) const SLOTS: [u64; 2] = [0, 32 << 10];
 pub(super) const DATA_START: u64 = 64 << 10;
 const RECORD_HEADER: u64 = 32;
 const STREAM_HEADER: u64 = 40;
-/// The kind of a stream record that lists where streams end.
+/// The kind of a stream record that lists the ends of streams.
 const KIND_ENDS: u8 = 2;
 const OBJECT_HEADER: u64 = 32;
 const FOOTER: u64 = 64;
@@ -23,7 +23,7 @@ pub(super) struct Extent {
     pub(super) end: u64,
 }
 
-/// What a record of the log is for.
+/// The type of a log record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// Records of a client.
@@ -32,7 +32,7 @@ pub(super) enum Class {
     Transactional,
     /// The end of a transaction in a partition.
     Marker,
-    /// What the server keeps of groups and transactions.
+    /// State of the server's groups and transactions.
     State,
     Padding,
 }
@@ -42,14 +42,14 @@ pub(super) enum Class {
 pub(super) struct WalRecord {
     /// Device offset.
     pub(super) at: u64,
-    /// With its header.
+    /// Includes the header.
     pub(super) len: u64,
     pub(super) class: Class,
     /// Meaningless for padding.
     pub(super) extent: Extent,
-    /// The log offset behind it.
+    /// The log offset after the record.
     pub(super) end: u64,
-    /// The log offset below which everything was durable when it was appended.
+    /// The log offset below which everything was durable when the record was appended.
     pub(super) proof: u64,
 }
 
@@ -86,7 +86,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
-/// The headers of a log that are whole.
+/// Returns the intact headers of a log.
 fn headers(wal: &Content) -> Vec<Vec<u8>> {
     let is_whole = |slot: &Vec<u8>| {
         slot.len() == PAGE as usize
@@ -96,13 +96,13 @@ fn headers(wal: &Content) -> Vec<Vec<u8>> {
     SLOTS.iter().map(|slot| wal.range(*slot, PAGE)).filter(is_whole).collect()
 }
 
-/// The log offset below which everything is durable, as the headers say.
+/// Returns the highest durable offset of the headers.
 pub(super) fn header_durable(files: &Files) -> u64 {
     let headers = files.get(WAL).map(headers).unwrap_or_default();
     headers.iter().map(|header| u64_at(header, 80)).max().unwrap_or(0)
 }
 
-/// The log's records, in order. It must be whole, and not have been resized.
+/// Returns the log's records, in order. The log must be intact and not resized.
 pub(super) fn wal_records(files: &Files) -> Vec<WalRecord> {
     let Some(wal) = files.get(WAL) else { return Vec::new() };
     let headers = headers(wal);
@@ -139,9 +139,9 @@ pub(super) fn wal_records(files: &Files) -> Vec<WalRecord> {
     records
 }
 
-/// Of a batch of a partition, or of something else in another stream.
+/// Classifies a record as a partition's batch, or as state in another stream.
 fn class_of(batch: &[u8]) -> Class {
-    // Magic 2, and a base offset that fits in it.
+    // Magic 2, and a plausible base offset.
     if batch.len() < 23 || batch[16] != 2 || batch[0] != 0 {
         return Class::State;
     }
@@ -152,7 +152,7 @@ fn class_of(batch: &[u8]) -> Class {
     }
 }
 
-/// All objects that are whole.
+/// Returns all intact objects.
 pub(super) fn objects(files: &Files) -> Vec<Object> {
     let names = files.objects().into_iter();
     names.filter_map(|name| object(name, files.get(name)?)).collect()

@@ -1,4 +1,4 @@
-//! What a server says about damage: in its log, and when it refuses to start.
+//! The losses that a server reports in its log, and the errors with which it refuses to start.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -6,44 +6,45 @@ use std::ops::Range;
 use super::model::Partition;
 use super::window::{Offsets, has};
 
-/// Losses that the log names.
+/// Losses that the log reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stated {
+pub(super) struct Reported {
     /// Lost and skipped offsets of partitions.
     pub(super) partitions: Offsets,
-    /// Those of them that the log calls skipped: they are bounds.
+    /// The skipped ones among them, which are upper bounds.
     pub(super) bounds: Offsets,
-    /// States of which offsets are called skipped.
+    /// Skipped offsets of the server's own state, by the name of the state.
     pub(super) bounded_states: BTreeMap<String, Vec<Range<i64>>>,
-    /// What was lost in the silent window, of which nothing has to be said.
+    /// Offsets lost in the silent window, which need no report.
     pub(super) silent: Offsets,
-    /// Lost offsets of the server's own state, by what it is about.
+    /// Lost offsets of the server's own state, by the name of the state.
     pub(super) states: BTreeMap<String, Vec<Range<i64>>>,
-    /// Lost offsets of which the log does not tell whose they are but by the number of a stream.
+    /// Lost offsets that the log attributes to the number of a stream only.
     pub(super) streams: Vec<Range<i64>>,
-    /// The log says that its end is missing, and not what was there.
+    /// The log reports that its end is missing, without the offsets.
     pub(super) end: bool,
     /// Transactions that were aborted because of a loss.
     pub(super) aborts: BTreeSet<Abort>,
-    /// The lines, for people.
+    /// The log lines with losses, for the report.
     pub(super) lines: Vec<String>,
 }
 
-/// A transaction that the log calls aborted.
+/// A transaction that the log reports as aborted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Abort {
     pub(super) producer_id: i64,
-    /// Where, and its first offset there. `None` if the log does not say it.
-    pub(super) place: Option<(Partition, i64)>,
+    /// The partition, and the transaction's first offset in it. `None` if the log does not contain
+    /// them.
+    pub(super) position: Option<(Partition, i64)>,
 }
 
-impl Stated {
-    /// Whether offsets of the server's own state of this are lost.
+impl Reported {
+    /// Whether offsets of the server's own state with this word in its name are lost.
     pub(super) fn has_lost_state(&self, of: &str) -> bool {
         self.states.keys().any(|state| state.contains(of))
     }
 
-    /// All ranges of lost offsets.
+    /// Returns all ranges of lost offsets.
     pub(super) fn ranges(&self) -> impl Iterator<Item = &Range<i64>> {
         let named = self.partitions.values().chain(self.states.values()).flatten();
         named.chain(&self.streams)
@@ -53,7 +54,7 @@ impl Stated {
         has(&self.partitions, partition, offset)
     }
 
-    /// Ranges of a partition that are called lost, and not skipped.
+    /// Ranges of a partition that are reported as lost, not as skipped.
     fn exact<'a>(&'a self, partition: &'a Partition) -> impl Iterator<Item = &'a Range<i64>> {
         let bounds = self.bounds.get(partition);
         let is_bound = move |range: &&Range<i64>| bounds.is_some_and(|all| all.contains(range));
@@ -61,12 +62,12 @@ impl Stated {
         ranges.filter(move |range| !is_bound(range))
     }
 
-    /// Whether an offset is called lost, and not only skipped.
+    /// Whether an offset is reported as lost, not only as skipped.
     pub(super) fn is_exactly_lost(&self, partition: &Partition, offset: i64) -> bool {
         self.exact(partition).any(|range| range.contains(&offset))
     }
 
-    /// Whether offsets of this state are called lost, and not only skipped.
+    /// Whether offsets of this state are reported as lost, not only as skipped.
     pub(super) fn has_exactly_lost_state(&self, of: &str) -> bool {
         let named = self.states.iter().filter(|(state, _)| state.contains(of));
         named.into_iter().any(|(state, ranges)| {
@@ -75,13 +76,15 @@ impl Stated {
         })
     }
 
-    /// A range that is called lost and goes beyond the offsets that were handed out.
+    /// Describes a range that is reported as lost and ends beyond the assigned offsets.
     pub(super) fn beyond(&self, next: impl Fn(&Partition) -> i64) -> Option<String> {
         self.partitions.keys().find_map(|partition| {
             let next = next(partition);
             let range = self.exact(partition).find(|range| range.end > next)?;
             let Range { start, end } = range;
-            Some(format!("{partition}: {start}..{end} are called lost, and {next} was never used"))
+            Some(format!(
+                "{partition}: {start}..{end} are reported as lost, but {next} was never assigned"
+            ))
         })
     }
 
@@ -89,9 +92,9 @@ impl Stated {
         self.streams.iter().any(|range| range.contains(&offset))
     }
 
-    /// Take in what a server has logged.
+    /// Parses the log of a server.
     pub(super) fn read(&mut self, log: &str, partitions: &[Partition]) {
-        for line in log.lines().filter(|line| is_complaint(line)) {
+        for line in log.lines().filter(|line| is_warning(line)) {
             let lower = line.to_ascii_lowercase();
             let named = partition_in(line, partitions);
             let mut is_new = false;
@@ -131,32 +134,32 @@ impl Stated {
     }
 }
 
-fn is_complaint(line: &str) -> bool {
+fn is_warning(line: &str) -> bool {
     line.contains("ERROR") || line.contains("WARN")
 }
 
-/// The state of its own that a line names: `the server's own state of transactions are lost`.
+/// Parses the name of the server's own state: `the server's own state of transactions are lost`.
 fn state_in(line: &str) -> Option<&str> {
     let (_, state) = line.split_once("the server's own state of ")?;
     state.split_once(" are ").map(|(state, _)| state)
 }
 
-/// The transaction that a line calls aborted because of a loss. A marker that is written again with
-/// the decided outcome is none: its line does not say ABORTED.
+/// Parses a transaction that was aborted because of a loss. A marker that is written again with the
+/// decided outcome is not an abort: its line does not contain ABORTED.
 fn abort_in(line: &str, named: Option<Partition>) -> Option<Abort> {
     let is_one = line.contains("transaction is ABORTED");
     let producer_id = field(line, "producer_id").filter(|_| is_one)?.parse().ok()?;
     let first = field(line, "first").and_then(|first| first.parse().ok());
-    Some(Abort { producer_id, place: named.zip(first) })
+    Some(Abort { producer_id, position: named.zip(first) })
 }
 
-/// The value of a field behind a message: `first=7`, `topic="orders"`.
+/// Returns the value of a field after a message: `first=7`, `topic="orders"`.
 fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let value = |word: &'a str| word.strip_prefix(name)?.strip_prefix('=');
     line.split_whitespace().find_map(value).map(|value| value.trim_matches('"'))
 }
 
-/// The partition that a line names: `topic-0`, `topic "topic" partition 0`, `partition 0 of topic`.
+/// Returns the partition in a line: `topic-0`, `topic "topic" partition 0`, `partition 0 of topic`.
 fn partition_in(line: &str, partitions: &[Partition]) -> Option<Partition> {
     let plain: String = line
         .chars()
@@ -175,7 +178,7 @@ fn partition_in(line: &str, partitions: &[Partition]) -> Option<Partition> {
     partitions.iter().find(names).cloned()
 }
 
-/// All ranges `1..5` (end excluded) and `1 to 4` (end included) behind a word.
+/// Parses all ranges `1..5` (end excluded) and `1 to 4` (end included) after a word.
 fn ranges_behind(line: &str, word: &str) -> Vec<Range<i64>> {
     let Some((_, rest)) = line.split_once(word) else { return Vec::new() };
     let number = |word: &str| -> Option<i64> {
@@ -203,23 +206,23 @@ fn ranges_behind(line: &str, word: &str) -> Vec<Range<i64>> {
         .collect()
 }
 
-/// The last words of a server that has ended: its errors.
-pub(super) fn last_words(log: &str) -> String {
+/// Returns the errors of a server that has ended.
+pub(super) fn final_error(log: &str) -> String {
     let is_error = |line: &&str| line.starts_with("error:") || line.contains(" ERROR ");
     let errors: Vec<&str> = log.lines().filter(is_error).collect();
-    // What follows on the first line of the error that ended it belongs to it.
+    // The lines after the first one of the final error belong to it.
     match log.rsplit_once("\nerror:").or_else(|| log.strip_prefix("error:").map(|it| ("", it))) {
         Some((_, message)) => format!("error:{}", message.trim_end()),
         None => errors.join("\n"),
     }
 }
 
-/// Whether the log has a panic in it.
+/// Returns the line of a panic in the log.
 pub(super) fn panic_in(log: &str) -> Option<&str> {
     log.lines().find(|line| line.contains("panicked at"))
 }
 
-/// Verbs and commands by which a message tells what to do.
+/// Verbs and commands with which a message advises the operator.
 const ADVICE: &[&str] = &[
     "alluvium ",
     "restore",
@@ -249,13 +252,10 @@ const ADVICE: &[&str] = &[
     "--force-format",
 ];
 
-/// Whether a refusal tells what is wrong with which file, and what to do.
-///
-/// # Errors
-/// What is missing in it.
+/// Checks that an error names a file, device or object, and contains advice.
 pub(super) fn advice(message: &str, directory: &str) -> Result<(), String> {
     if message.is_empty() {
-        return Err("it says nothing".into());
+        return Err("it has no text".into());
     }
     let lower = message.to_ascii_lowercase();
     let names_file = message.contains(directory) || lower.contains("/dev/");
@@ -263,10 +263,10 @@ pub(super) fn advice(message: &str, directory: &str) -> Result<(), String> {
     if !names_file && !names_object {
         return Err("it names no file, device or object".into());
     }
-    // What the file's own path says is no advice.
+    // A word in the file's own path is not advice.
     let advice = lower.replace(&directory.to_ascii_lowercase(), "");
     if !ADVICE.iter().any(|word| advice.contains(word)) {
-        return Err("it does not say what to do".into());
+        return Err("it contains no advice".into());
     }
     Ok(())
 }
@@ -279,14 +279,14 @@ mod tests {
         [0, 1, 11].map(|index| Partition { topic: "orders".into(), index }).into()
     }
 
-    fn stated(log: &str) -> Stated {
-        let mut stated = Stated::default();
-        stated.read(log, &partitions());
-        stated
+    fn reported(log: &str) -> Reported {
+        let mut reported = Reported::default();
+        reported.read(log, &partitions());
+        reported
     }
 
     #[test]
-    fn losses_are_found_with_their_partition_however_it_is_written() {
+    fn losses_are_parsed_with_each_form_of_the_partition() {
         for line in [
             "ERROR offsets 34 to 35 of partition 1 of topic orders are lost: the write-ahead log \
              is",
@@ -295,38 +295,38 @@ mod tests {
             "ERROR partition 1 of orders has lost offsets 34..36.",
             "ERROR partition 1 of topic `orders` (stream 9) has lost offsets 34..36, 40..41",
         ] {
-            let stated = stated(line);
+            let reported = reported(line);
             let [zero, one, eleven] = partitions().try_into().unwrap();
-            assert!(stated.is_lost(&one, 34) && stated.is_lost(&one, 35), "{line}");
-            assert!(!stated.is_lost(&one, 36) && !stated.is_lost(&one, 33), "{line}");
-            assert!(!stated.is_lost(&zero, 34) && !stated.is_lost(&eleven, 34), "{line}");
-            assert_eq!(stated.is_lost(&one, 40), line.contains("40"), "{line}");
+            assert!(reported.is_lost(&one, 34) && reported.is_lost(&one, 35), "{line}");
+            assert!(!reported.is_lost(&one, 36) && !reported.is_lost(&one, 33), "{line}");
+            assert!(!reported.is_lost(&zero, 34) && !reported.is_lost(&eleven, 34), "{line}");
+            assert_eq!(reported.is_lost(&one, 40), line.contains("40"), "{line}");
         }
     }
 
     #[test]
-    fn a_loss_by_stream_is_told_apart_and_other_lines_say_nothing() {
+    fn a_loss_of_a_stream_is_parsed_and_other_lines_are_ignored() {
         let log = "ERROR stream 9 has lost offsets 34..35 to a damaged WAL; readers skip them";
-        let by_stream = stated(log);
+        let by_stream = reported(log);
         assert!(by_stream.partitions.is_empty() && by_stream.is_lost_somewhere(34));
         assert_eq!(by_stream.lines, [log]);
         let fine = "INFO orders-1: offsets 1..5 are uploaded\nINFO lost offsets 1..2";
-        assert_eq!(stated(fine), Stated::default());
-        assert!(stated("ERROR the log ends at 5, but was durable up to 9 once").end);
+        assert_eq!(reported(fine), Reported::default());
+        assert!(reported("ERROR the log ends at 5, but was durable up to 9 once").end);
     }
 
     #[test]
-    fn a_loss_of_the_servers_own_state_is_told_apart() {
+    fn a_loss_of_the_servers_own_state_is_parsed_with_its_name() {
         let line = |state| {
             format!(
                 "ERROR offsets 5 to 8 of the server's own state of {state} are lost: the \
                  write-ahead log is damaged"
             )
         };
-        let stated = stated(&(line("groups offsets") + "\n" + &line("transactions")));
-        assert!(stated.has_lost_state("offsets") && stated.has_lost_state("transactions"));
-        assert!(!stated.has_lost_state("members") && !stated.is_lost_somewhere(5));
-        assert_eq!(stated.ranges().cloned().collect::<Vec<_>>(), [5..9, 5..9]);
+        let reported = reported(&(line("groups offsets") + "\n" + &line("transactions")));
+        assert!(reported.has_lost_state("offsets") && reported.has_lost_state("transactions"));
+        assert!(!reported.has_lost_state("members") && !reported.is_lost_somewhere(5));
+        assert_eq!(reported.ranges().cloned().collect::<Vec<_>>(), [5..9, 5..9]);
     }
 
     #[test]
@@ -334,7 +334,7 @@ mod tests {
         let line =
             |what| format!("ERROR offsets 5 to 8 of partition 1 of topic orders are {what}:");
         let one = &partitions()[1];
-        let [lost, skipped] = ["lost", "skipped"].map(|what| stated(&line(what)));
+        let [lost, skipped] = ["lost", "skipped"].map(|what| reported(&line(what)));
         assert!(lost.is_lost(one, 8) && lost.is_exactly_lost(one, 8));
         assert!(skipped.is_lost(one, 8) && !skipped.is_exactly_lost(one, 8));
         assert_eq!(lost.beyond(|_| 9), None);
@@ -342,16 +342,16 @@ mod tests {
         assert_eq!(skipped.beyond(|_| 5), None);
         let state =
             |what| format!("ERROR offsets 5 to 8 of the server's own state of x are {what}:");
-        assert!(stated(&state("lost")).has_exactly_lost_state("x"));
-        assert!(!stated(&state("skipped")).has_exactly_lost_state("x"));
+        assert!(reported(&state("lost")).has_exactly_lost_state("x"));
+        assert!(!reported(&state("skipped")).has_exactly_lost_state("x"));
     }
 
     #[test]
     fn an_aborted_transaction_is_named_by_partition_producer_and_first_offset() {
-        let abort = |line: &str| stated(line).aborts.into_iter().next();
+        let abort = |line: &str| reported(line).aborts.into_iter().next();
         let fields = "topic=\"orders\" partition=1 producer_id=7 epoch=2 transactional_id=\"two\" \
                       first=34";
-        let place = Some((partitions()[1].clone(), 34));
+        let position = Some((partitions()[1].clone(), 34));
         for why in [
             "ERROR open transaction is ABORTED: its partitions have lost records to damage, \
              possibly its own",
@@ -363,9 +363,9 @@ mod tests {
              transaction is ABORTED from its first offset to the offset of the loss",
         ] {
             let named = format!("{why} {fields}");
-            assert_eq!(abort(&named), Some(Abort { producer_id: 7, place: place.clone() }));
+            assert_eq!(abort(&named), Some(Abort { producer_id: 7, position: position.clone() }));
             let vague = format!("{why} producer_id=0 epoch=0 transactional_id=\"one\"");
-            assert_eq!(abort(&vague), Some(Abort { producer_id: 0, place: None }));
+            assert_eq!(abort(&vague), Some(Abort { producer_id: 0, position: None }));
             assert_eq!(abort(&named.replace("ERROR", "INFO")), None);
         }
         for no_loss in [
@@ -384,14 +384,14 @@ mod tests {
     }
 
     #[test]
-    fn advice_names_a_file_and_says_what_to_do() {
+    fn an_error_needs_a_file_and_advice() {
         let good = "error: /run/3/data/wal: both headers are damaged; restore it from a copy";
         assert_eq!(advice(good, "/run/3"), Ok(()));
         for bad in [
             "",
             "error: both headers are damaged; restore it from a copy",
             "error: /run/3/data/wal: both headers are damaged",
-            // The path itself has a word of advice in it.
+            // The path itself contains a word of advice.
             "error: /run/3/check /data/wal: is damaged",
         ] {
             assert!(
@@ -403,11 +403,11 @@ mod tests {
     }
 
     #[test]
-    fn last_words_are_the_error_that_has_ended_the_server() {
+    fn the_final_error_is_the_one_that_ended_the_server() {
         let log = "INFO a\nWARN b\nerror: c\n  more of c\n";
-        assert_eq!(last_words(log), "error: c\n  more of c");
-        assert_eq!(last_words("x ERROR y\n"), "x ERROR y");
-        assert_eq!(last_words("INFO a\n"), "");
+        assert_eq!(final_error(log), "error: c\n  more of c");
+        assert_eq!(final_error("x ERROR y\n"), "x ERROR y");
+        assert_eq!(final_error("INFO a\n"), "");
         assert!(panic_in("thread 'main' panicked at src/x.rs:1:2:\nboom").is_some());
         assert!(panic_in(log).is_none());
     }

@@ -1,4 +1,4 @@
-//! What the server has acknowledged: everything that may be read back, and nothing else.
+//! The model: everything that the server has acknowledged, and that may therefore be read back.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,10 @@ impl std::fmt::Display for Partition {
     }
 }
 
-/// A record that was acknowledged. Its value follows from its number, so that the model stays
-/// small.
+/// An acknowledged record. Its value is derived from its number, which keeps the model small.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// No two records have the same.
+    /// Unique among all records.
     pub(super) id: u64,
     /// Length of the value.
     pub(super) bytes: usize,
@@ -32,7 +31,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The bytes that were produced.
+    /// Returns the bytes that were produced.
     pub(super) fn value(&self) -> Vec<u8> {
         let mut value = format!("record {} ", self.id).into_bytes();
         let mut word = self.id.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -47,7 +46,7 @@ impl Record {
     }
 }
 
-/// How a transaction has ended.
+/// The outcome of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Outcome {
     Committed,
@@ -63,7 +62,7 @@ pub(super) struct Transaction {
     pub(super) outcome: Outcome,
 }
 
-/// An offset of a group that was once asked for.
+/// An offset that a group has committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Commit {
     pub(super) offset: i64,
@@ -78,27 +77,27 @@ pub(super) struct Log {
     pub(super) records: BTreeMap<i64, Record>,
     /// First offsets of batches, markers included.
     pub(super) batches: Vec<i64>,
-    /// The high watermark: every offset below it was handed out and may have been seen.
+    /// The high watermark: every offset below it was assigned and may have been read.
     pub(super) next: i64,
 }
 
-/// A transactional producer: where it goes on.
+/// A transactional producer and its next requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Session {
     pub(super) transactional_id: String,
-    /// Whether it speaks version 2 of the protocol, in which each end of a transaction raises the
+    /// Whether it uses version 2 of the protocol, in which each end of a transaction raises the
     /// epoch.
     pub(super) second_version: bool,
     pub(super) producer_id: i64,
     pub(super) epoch: i16,
     /// Next sequence number by partition.
     pub(super) sequences: BTreeMap<String, i32>,
-    /// Index of the transaction that is open.
+    /// Index of the open transaction.
     pub(super) open: Option<usize>,
 }
 
-/// A producer that is idempotent and not transactional: where it goes on. It keeps its id and its
-/// epoch over restarts of the server, and has one batch on its way at a time.
+/// An idempotent producer without transactions. It keeps its ID and epoch across restarts of the
+/// server, and has one batch in flight at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Idempotent {
     pub(super) producer_id: i64,
@@ -107,7 +106,7 @@ pub(super) struct Idempotent {
     pub(super) sequences: BTreeMap<String, i32>,
     /// Offsets of its records by partition.
     pub(super) offsets: BTreeMap<String, Vec<i64>>,
-    /// How often it was refused, by partition.
+    /// The number of refusals, by partition.
     pub(super) refusals: BTreeMap<String, u32>,
 }
 
@@ -119,17 +118,17 @@ pub(super) struct Model {
     /// Logs by topic, one for each partition.
     pub(super) topics: BTreeMap<String, Vec<Log>>,
     pub(super) transactions: Vec<Transaction>,
-    /// By group and partition, all commits in their order. Those of transactions that were aborted
-    /// or have not ended are among them.
+    /// All commits by group and partition, in order. Those of aborted or open transactions are
+    /// included.
     pub(super) groups: BTreeMap<String, Vec<(Partition, Vec<Commit>)>>,
     pub(super) sessions: Vec<Session>,
     pub(super) idempotent: Vec<Idempotent>,
     /// The next record's number.
     pub(super) next_id: u64,
-    /// Offsets that were handed out although somebody may have seen another record there.
+    /// Offsets that were assigned again after another record may have been read there.
     #[serde(default)]
     pub(super) reused: Vec<(Partition, i64)>,
-    /// Records that were sent and got no answer: they may be there.
+    /// Records that were sent without receiving an answer: they may have been appended.
     #[serde(default)]
     pub(super) doubtful: Vec<Record>,
 }
@@ -153,7 +152,7 @@ impl Model {
         &mut logs[partition.index as usize]
     }
 
-    /// Records were acknowledged with this first offset.
+    /// Records the acknowledgement of a batch with this first offset.
     pub(super) fn acknowledged(&mut self, partition: &Partition, base: i64, records: Vec<Record>) {
         if base < self.log(partition).next {
             self.reused.push((partition.clone(), base));
@@ -166,8 +165,8 @@ impl Model {
         }
     }
 
-    /// Records at these offsets were lost in the silent window, so that the partition ends at
-    /// `next` again.
+    /// Removes records that were lost in the silent window, so that the partition ends at `next`
+    /// again.
     pub(super) fn forget(&mut self, partition: &Partition, offsets: &[i64], next: i64) {
         let log = self.log_mut(partition);
         for offset in offsets {
@@ -177,8 +176,8 @@ impl Model {
         log.next = log.next.min(next);
     }
 
-    /// Whether the record at an offset has to be there. In a compacted topic only the last one of
-    /// each key has.
+    /// Whether the record at an offset must be present. In a compacted topic, only the last one of
+    /// each key must be.
     pub(super) fn must_hold(&self, partition: &Partition, offset: i64) -> bool {
         let log = self.log(partition);
         let Some(record) = log.records.get(&offset) else { return false };
@@ -188,18 +187,20 @@ impl Model {
         !log.records.range(offset + 1..).any(|(_, later)| later.key == record.key)
     }
 
-    /// How a transaction has ended.
+    /// Returns the outcome of a transaction.
     pub(super) fn outcome(&self, txn: usize) -> Outcome {
         self.transactions[txn].outcome
     }
 
-    /// Whether readers of committed records get this one, all markers being there.
+    /// Whether consumers with `read_committed` receive this record, provided that all markers are
+    /// present.
     pub(super) fn is_committed(&self, record: &Record) -> bool {
         record.txn.is_none_or(|txn| self.outcome(txn) == Outcome::Committed)
     }
 
-    /// Those commits of a group that count: of no transaction, or of one that was committed.
-    pub(super) fn counting<'a>(
+    /// Returns the commits of a group that are effective: those outside transactions and those of
+    /// committed ones.
+    pub(super) fn effective<'a>(
         &'a self,
         commits: &'a [Commit],
     ) -> impl DoubleEndedIterator<Item = &'a Commit> {
@@ -208,8 +209,8 @@ impl Model {
             .filter(|commit| commit.txn.is_none_or(|txn| self.outcome(txn) == Outcome::Committed))
     }
 
-    /// A transaction has ended. Its commits of offsets take effect now, in front of which others of
-    /// the same group may have been made in the meantime.
+    /// Ends a transaction. Its staged offsets take effect now, after any that the same group has
+    /// committed in the meantime.
     pub(super) fn end(&mut self, txn: usize, outcome: Outcome) {
         self.transactions[txn].outcome = outcome;
         for (_, commits) in self.groups.values_mut().flatten() {
@@ -217,7 +218,7 @@ impl Model {
         }
     }
 
-    /// A group has asked for this.
+    /// Records a commit of a group.
     pub(super) fn commit(&mut self, group: &str, partition: &Partition, commit: Commit) {
         let all = self.groups.entry(group.to_owned()).or_default();
         match all.iter_mut().find(|(of, _)| of == partition) {
@@ -226,9 +227,8 @@ impl Model {
         }
     }
 
-    /// The first offset of a transaction that is open, or the end: readers of committed records get
-    /// no further.
-    pub(super) fn stable_end(&self, partition: &Partition) -> i64 {
+    /// Returns the last stable offset: the first offset of an open transaction, or the end.
+    pub(super) fn last_stable_offset(&self, partition: &Partition) -> i64 {
         let log = self.log(partition);
         let is_open =
             |record: &Record| record.txn.is_some_and(|txn| self.outcome(txn) == Outcome::Open);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_compacted_topic_the_last_record_of_each_key_has_to_be_there() {
+    fn the_last_record_of_each_key_of_a_compacted_topic_must_be_present() {
         let mut model = Model { compacted: vec!["c".into()], ..Model::default() };
         let logs = || vec![Log::default()];
         model.topics = [("c".into(), logs()), ("p".into(), logs())].into();
@@ -263,31 +263,31 @@ mod tests {
             let partition = Partition { topic: topic.into(), index: 0 };
             let records = [(1, "a"), (2, "b"), (3, "a")].map(|(id, key)| record(id, key, None));
             model.acknowledged(&partition, 0, records.into());
-            let held: Vec<_> = (0..4).map(|at| model.must_hold(&partition, at)).collect();
-            assert_eq!(held, [topic == "p", true, true, false]);
+            let must_hold: Vec<_> = (0..4).map(|at| model.must_hold(&partition, at)).collect();
+            assert_eq!(must_hold, [topic == "p", true, true, false]);
         }
     }
 
     #[test]
-    fn offsets_of_a_transaction_count_from_its_end_on() {
+    fn staged_offsets_take_effect_when_their_transaction_commits() {
         let open = Transaction { producer_id: 1, outcome: Outcome::Open };
         let mut model = Model { transactions: vec![open, open], ..Model::default() };
         let partition = Partition { topic: "t".into(), index: 0 };
         for (offset, txn) in [(7, Some(0)), (8, Some(1)), (3, None)] {
             model.commit("g", &partition, Commit { offset, txn });
         }
-        let counting = |model: &Model| -> Vec<i64> {
+        let effective = |model: &Model| -> Vec<i64> {
             let commits = &model.groups["g"][0].1;
-            model.counting(commits).map(|commit| commit.offset).collect()
+            model.effective(commits).map(|commit| commit.offset).collect()
         };
-        assert_eq!(counting(&model), [3]);
+        assert_eq!(effective(&model), [3]);
         model.end(0, Outcome::Committed);
         model.end(1, Outcome::Aborted);
-        assert_eq!(counting(&model), [3, 7]);
+        assert_eq!(effective(&model), [3, 7]);
     }
 
     #[test]
-    fn the_stable_end_is_the_first_offset_of_an_open_transaction() {
+    fn the_last_stable_offset_is_the_first_offset_of_an_open_transaction() {
         let mut model = Model {
             topics: [("t".into(), vec![Log::default()])].into(),
             transactions: [Outcome::Committed, Outcome::Open]
@@ -297,8 +297,8 @@ mod tests {
         };
         let partition = Partition { topic: "t".into(), index: 0 };
         model.acknowledged(&partition, 0, vec![record(1, "a", Some(0))]);
-        assert_eq!(model.stable_end(&partition), 1);
+        assert_eq!(model.last_stable_offset(&partition), 1);
         model.acknowledged(&partition, 2, vec![record(2, "a", Some(1)), record(3, "a", None)]);
-        assert_eq!(model.stable_end(&partition), 2);
+        assert_eq!(model.last_stable_offset(&partition), 2);
     }
 }

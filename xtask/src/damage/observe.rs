@@ -1,4 +1,4 @@
-//! Reading back everything that a server holds, as consumers with either isolation level would.
+//! Reads back everything that a server holds, as consumers with either isolation level do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -17,79 +17,76 @@ use super::client::{BatchKind, Client, decode_batches, topic_name};
 use super::model::{Model, Partition};
 use crate::Error;
 
-/// How long one case may wait altogether for answers that do not come. A server that works answers
-/// at once.
+/// The total time that one case may wait for missing answers. A healthy server answers at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
 const FETCH_BYTES: i32 = 1 << 20;
-/// The error that ends a consumer's read. With all others it tries again, or jumps to another
-/// offset.
+/// The error that ends a consumer's read. On all others it retries, or continues at another offset.
 pub(super) const CORRUPT_MESSAGE: i16 = 2;
 const EARLIEST: i64 = -2;
 const LATEST: i64 = -1;
 
-/// A record as it was read.
+/// A record as it was fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct Fetched {
     pub(super) key: Option<Vec<u8>>,
     pub(super) value: Option<Vec<u8>>,
     pub(super) timestamp_ms: i64,
 }
 
-/// Why a range of offsets could not be read.
+/// The reason failure a range of offsets could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Why {
-    /// An error code, for as long as the reader was patient.
+pub(super) enum ReadFailure {
+    /// An error code that persisted for the whole wait.
     Code(i16),
-    /// Fetches return nothing, although the end of the log is further on.
-    Nothing,
-    /// The bytes are no batches.
-    Unreadable(String),
+    /// Fetches return nothing before the end of the log.
+    NoData,
+    /// The bytes are not valid batches.
+    Malformed(String),
 }
 
-/// Offsets that a reader does not get.
+/// Offsets that a consumer cannot read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refused {
+pub(super) struct UnreadableRange {
     pub(super) from: i64,
     pub(super) to: i64,
-    pub(super) why: Why,
+    pub(super) failure: ReadFailure,
 }
 
-/// A partition as one reader sees it.
+/// A partition as read with one isolation level.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
-    pub(super) records: BTreeMap<i64, Seen>,
+    pub(super) records: BTreeMap<i64, Fetched>,
     pub(super) markers: BTreeSet<i64>,
     pub(super) batches: Vec<i64>,
-    pub(super) refused: Vec<Refused>,
+    pub(super) unreadable: Vec<UnreadableRange>,
     pub(super) high_watermark: i64,
-    /// The last stable offset.
-    pub(super) stable_end: i64,
+    pub(super) last_stable_offset: i64,
     pub(super) log_start: i64,
 }
 
-/// The offset and the time that ListOffsets answers, or its error code.
-pub(super) type Found = Result<(i64, i64), i16>;
+/// The offset and the timestamp that ListOffsets returns, or its error code.
+pub(super) type ListedOffset = Result<(i64, i64), i16>;
 
-/// A partition as clients see it.
+/// A partition as read by clients.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Held {
+pub(super) struct Contents {
     pub(super) all: View,
     pub(super) committed: View,
-    /// From ListOffsets; an error code where it is refused.
+    /// From ListOffsets; an error code where it is unreadable.
     pub(super) earliest: Option<Result<i64, i16>>,
     pub(super) latest: Option<Result<i64, i16>>,
-    /// A time, and the offset and time of the first record that is not older.
-    pub(super) by_time: Option<(i64, Found)>,
+    /// A timestamp, and the offset and timestamp of the first record that is not older.
+    pub(super) by_time: Option<(i64, ListedOffset)>,
 }
 
-/// Committed offsets by group; an error code where they are refused.
+/// Committed offsets by group; an error code where they are unreadable.
 pub(super) type Commits = BTreeMap<String, Result<Vec<(Partition, i64)>, i16>>;
 
-/// What a server holds.
+/// The contents of a server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Observation {
-    pub(super) partitions: BTreeMap<Partition, Held>,
+    pub(super) partitions: BTreeMap<Partition, Contents>,
     pub(super) groups: Commits,
 }
 
@@ -97,7 +94,7 @@ pub(super) struct Observation {
 pub(super) struct Reader<'a> {
     client: Client,
     model: &'a Model,
-    /// Whether an offset was reported as lost: nothing has to come there.
+    /// Whether an offset was reported as lost; no record is expected there.
     lost: &'a dyn Fn(&Partition, i64) -> bool,
     waited: Duration,
 }
@@ -112,15 +109,15 @@ impl<'a> Reader<'a> {
         Ok(Self { client, model, lost, waited: Duration::ZERO })
     }
 
-    /// Read all partitions and groups of the model. `pick` chooses the time to search for, out of
-    /// so many records.
+    /// Reads all partitions and groups of the model. `pick` chooses one of the given number of
+    /// records, whose timestamp is searched for.
     pub(super) fn observe(
         &mut self,
         pick: &mut dyn FnMut(u64) -> u64,
     ) -> Result<Observation, Error> {
         let mut observation = Observation::default();
         for partition in self.model.partitions() {
-            let mut held = Held {
+            let mut contents = Contents {
                 all: self.read(&partition, false)?,
                 committed: self.read(&partition, true)?,
                 earliest: Some(self.list(&partition, EARLIEST)?.map(|found| found.0)),
@@ -131,9 +128,9 @@ impl<'a> Reader<'a> {
             if !records.is_empty() {
                 let which = pick(records.len() as u64) as usize;
                 let time = records.values().nth(which).map_or(0, |record| record.timestamp_ms);
-                held.by_time = Some((time, self.list(&partition, time)?));
+                contents.by_time = Some((time, self.list(&partition, time)?));
             }
-            observation.partitions.insert(partition, held);
+            observation.partitions.insert(partition, contents);
         }
         for group in self.model.groups.keys() {
             let offsets = self.committed_offsets(group)?;
@@ -166,47 +163,49 @@ impl<'a> Reader<'a> {
             .with_session_epoch(-1)
             .with_topics(vec![topic]);
         let answer = self.client.call(11, &request)?;
-        let told = answer
+        let result = answer
             .responses
             .into_iter()
             .next()
             .and_then(|topic| topic.partitions.into_iter().next());
-        told.ok_or_else(|| {
+        result.ok_or_else(|| {
             format!("an answer to Fetch without a partition: {}", answer.error_code).into()
         })
     }
 
-    /// Read a partition from its start to its end.
+    /// Reads a partition from its start to its end.
     fn read(&mut self, partition: &Partition, committed: bool) -> Result<View, Error> {
         let mut view = View::default();
         let start = self.list(partition, EARLIEST)?.map_or(0, |found| found.0);
         view.log_start = start;
         let mut offset = start;
-        // Where a range begins that cannot be read.
-        let mut refused: Option<(i64, Why)> = None;
+        // The start of a range that cannot be read.
+        let mut unreadable: Option<(i64, ReadFailure)> = None;
         loop {
             let answer = self.fetch(partition, offset, committed)?;
             let bytes = answer.records.unwrap_or_default();
             let end = if committed { answer.last_stable_offset } else { answer.high_watermark };
             let outcome = match answer.error_code {
-                0 => decode_batches(bytes).map_err(|error| Why::Unreadable(error.to_string())),
-                code => Err(Why::Code(code)),
+                0 => {
+                    decode_batches(bytes).map_err(|error| ReadFailure::Malformed(error.to_string()))
+                }
+                code => Err(ReadFailure::Code(code)),
             };
             if answer.error_code == 0 {
                 view.high_watermark = answer.high_watermark;
-                view.stable_end = answer.last_stable_offset;
+                view.last_stable_offset = answer.last_stable_offset;
                 view.log_start = answer.log_start_offset;
             }
-            let why = match outcome {
+            let failure = match outcome {
                 Ok(batches) if batches.is_empty() => {
                     if offset >= end || (offset..end).all(|at| (self.lost)(partition, at)) {
                         break;
                     }
-                    Why::Nothing
+                    ReadFailure::NoData
                 }
                 Ok(batches) => {
-                    if let Some((from, why)) = refused.take() {
-                        view.refused.push(Refused { from, to: offset, why });
+                    if let Some((from, failure)) = unreadable.take() {
+                        view.unreadable.push(UnreadableRange { from, to: offset, failure });
                     }
                     let mut aborted: Vec<(i64, i64)> = answer
                         .aborted_transactions
@@ -235,34 +234,34 @@ impl<'a> Reader<'a> {
                         }
                         for (at, timestamp_ms, key, value) in batch.records {
                             let (key, value) = (key.map(Into::into), value.map(Into::into));
-                            view.records.insert(at, Seen { key, value, timestamp_ms });
+                            view.records.insert(at, Fetched { key, value, timestamp_ms });
                         }
                     }
                     continue;
                 }
-                Err(why) => why,
+                Err(failure) => failure,
             };
-            // A consumer stops at this error, and tries again after all others.
-            let ends = why == Why::Code(CORRUPT_MESSAGE);
-            if refused.is_none() && !ends && self.waited < PATIENCE {
+            // A consumer stops at this error and retries on all others.
+            let ends = failure == ReadFailure::Code(CORRUPT_MESSAGE);
+            if unreadable.is_none() && !ends && self.waited < PATIENCE {
                 self.wait();
                 continue;
             }
-            let (from, why) = refused.take().unwrap_or((offset, why));
+            let (from, failure) = unreadable.take().unwrap_or((offset, failure));
             match self.model.log(partition).batches.iter().find(|base| **base > offset) {
                 Some(next) => {
                     offset = *next;
-                    refused = Some((from, why));
+                    unreadable = Some((from, failure));
                 }
                 None => {
                     let to = self.model.log(partition).next.max(from + 1);
-                    view.refused.push(Refused { from, to, why });
+                    view.unreadable.push(UnreadableRange { from, to, failure });
                     break;
                 }
             }
         }
-        if let Some((from, why)) = refused {
-            view.refused.push(Refused { from, to: offset, why });
+        if let Some((from, failure)) = unreadable {
+            view.unreadable.push(UnreadableRange { from, to: offset, failure });
         }
         Ok(view)
     }
@@ -273,7 +272,7 @@ impl<'a> Reader<'a> {
         self.waited += begun.elapsed();
     }
 
-    fn list(&mut self, partition: &Partition, time: i64) -> Result<Found, Error> {
+    fn list(&mut self, partition: &Partition, time: i64) -> Result<ListedOffset, Error> {
         let wanted = ListOffsetsPartition::default()
             .with_partition_index(partition.index)
             .with_current_leader_epoch(-1)
@@ -284,10 +283,10 @@ impl<'a> Reader<'a> {
         let request =
             ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![topic]);
         let answer = self.client.call(5, &request)?;
-        let told = answer.topics.first().and_then(|topic| topic.partitions.first());
-        let told = told.ok_or("an answer to ListOffsets without a partition")?;
-        Ok(match told.error_code {
-            0 => Ok((told.offset, told.timestamp)),
+        let result = answer.topics.first().and_then(|topic| topic.partitions.first());
+        let result = result.ok_or("an answer to ListOffsets without a partition")?;
+        Ok(match result.error_code {
+            0 => Ok((result.offset, result.timestamp)),
             code => Err(code),
         })
     }
@@ -305,13 +304,13 @@ impl<'a> Reader<'a> {
         }
         let mut offsets = Vec::new();
         for topic in &answer.topics {
-            for told in &topic.partitions {
-                if told.error_code != 0 {
-                    return Ok(Err(told.error_code));
+            for result in &topic.partitions {
+                if result.error_code != 0 {
+                    return Ok(Err(result.error_code));
                 }
                 let topic = topic.name.to_string();
-                let partition = Partition { topic, index: told.partition_index };
-                offsets.push((partition, told.committed_offset));
+                let partition = Partition { topic, index: result.partition_index };
+                offsets.push((partition, result.committed_offset));
             }
         }
         Ok(Ok(offsets))

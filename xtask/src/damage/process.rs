@@ -1,4 +1,4 @@
-//! The server under test: started on a directory that is there, and asked for its last words.
+//! The server under test, started on existing files, with access to its log and metrics.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -14,29 +14,29 @@ use crate::Error;
 use crate::exec::wait;
 use crate::server::{Ending, clean, free_address};
 
-/// A start takes a fraction of a second. One that is not done by then hangs.
+/// The longest wait for a start, which takes a fraction of a second.
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
-/// How often the server's log is taken apart while it is waited for.
+/// Interval at which the log is checked while the server starts.
 const PAUSE: Duration = Duration::from_millis(3);
 
-/// Where a server's files are.
+/// The program of a server and the directory of its files.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(super) struct Installation {
     pub(super) binary: PathBuf,
-    /// Holds `data`, `disk-cache` and `server.log`.
+    /// Contains `data`, `disk-cache` and `server.log`.
     pub(super) directory: PathBuf,
 }
 
-/// How the server is started this time.
+/// Settings that vary between starts.
 #[derive(Clone, Copy)]
 pub(super) struct Settings {
-    /// Whether to upload and to compact as often as possible, or not at all.
+    /// Whether to upload and compact as often as possible, or not at all.
     pub(super) uploads: bool,
     pub(super) disk_cache: bool,
 }
 
-/// What a start has come to.
+/// The result of a start.
 pub(super) enum Start {
     Ready(Process),
     /// The process has ended by itself.
@@ -45,14 +45,14 @@ pub(super) enum Start {
     Hangs,
 }
 
-/// A server that serves.
+/// A running server.
 pub(super) struct Process {
     child: Child,
     pub(super) address: SocketAddr,
     admin: SocketAddr,
 }
 
-impl Place {
+impl Installation {
     pub(super) fn data(&self) -> PathBuf {
         self.directory.join("data")
     }
@@ -65,7 +65,7 @@ impl Place {
         self.directory.join("server.log")
     }
 
-    /// Everything that the servers of this place have logged.
+    /// Returns everything that the servers in this directory have logged.
     pub(super) fn log(&self) -> Result<String, Error> {
         match fs::read(self.log_path()) {
             Ok(log) => Ok(String::from_utf8_lossy(&log).into_owned()),
@@ -74,7 +74,7 @@ impl Place {
         }
     }
 
-    /// Start a server and wait until it takes connections.
+    /// Starts a server and waits until it accepts connections.
     pub(super) fn start(&self, settings: Settings) -> Result<Start, Error> {
         let (address, admin) = (free_address()?, free_address()?);
         let before = self.log()?.len();
@@ -106,8 +106,8 @@ impl Place {
             command.spawn().map_err(|error| format!("{}: {error}", self.binary.display()))?;
         let mut process = Process { child, address, admin };
         let begun = Instant::now();
-        // Not by a connection: at first the server opens its ports only to see whether they are
-        // free.
+        // A connection would not show it: the server first opens its ports only to check that they
+        // are free.
         while !self.log()?[before..].contains("alluvium is ready") {
             if let Some(status) = process.child.try_wait()? {
                 return Ok(Start::Ended(status));
@@ -120,7 +120,7 @@ impl Place {
         Ok(Start::Ready(process))
     }
 
-    /// Remove what is there of an earlier run.
+    /// Creates an empty directory in installation of an existing one.
     pub(super) fn clear(directory: &Path) -> Result<(), Error> {
         if directory.exists() {
             fs::remove_dir_all(directory)?;
@@ -130,7 +130,7 @@ impl Place {
 }
 
 impl Process {
-    /// `Some` if the process has ended by itself.
+    /// Returns the status if the process has ended by itself.
     pub(super) fn ended(&mut self) -> Result<Option<ExitStatus>, Error> {
         Ok(self.child.try_wait()?)
     }
@@ -149,8 +149,8 @@ impl Process {
         Ok(wait(&mut self.child, STOP_LIMIT)?)
     }
 
-    /// What the admin port answers, the body alone. Empty if the port is closed.
-    pub(super) fn admin(&self, path: &str) -> Result<String, Error> {
+    /// Returns the body of an answer of the admin port; empty if the port is closed.
+    pub(super) fn get(&self, path: &str) -> Result<String, Error> {
         let Ok(mut connection) = TcpStream::connect(self.admin) else { return Ok(String::new()) };
         let host = self.admin;
         let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
@@ -160,9 +160,9 @@ impl Process {
         Ok(answer.split_once("\r\n\r\n").map_or("", |(_, body)| body).to_owned())
     }
 
-    /// The value of a metric, the sum over its labels if it has any.
+    /// Returns the value of a metric, summed over its labels.
     pub(super) fn metric(&self, name: &str) -> Result<Option<f64>, Error> {
-        let metrics = self.admin("/metrics")?;
+        let metrics = self.get("/metrics")?;
         let values = metrics.lines().filter_map(|line| {
             let rest = line.strip_prefix(name)?;
             (rest.starts_with([' ', '{'])).then(|| rest.rsplit_once(' ')?.1.parse::<f64>().ok())?

@@ -1,122 +1,134 @@
-//! The proof that the campaign can fail: without damage nothing is found, and against a model with
-//! one lie in it, or with ears closed to what the server says, each lie is.
+//! Self-check of the campaign: without damage there are no findings, and each error planted in the
+//! model, and each loss whose report is ignored, is found.
 
 use std::path::Path;
 
 use super::case::{Case, When};
+use super::faults::{FAULTS, Fault};
 use super::image::{End, IDLE_PRODUCER, Image, Load};
-use super::kinds::{KINDS, Kind};
 use super::model::{Commit, Model, Outcome, Partition, Record};
-use super::process::Place;
+use super::process::Installation;
 use super::verdict::Verdict;
 use crate::Error;
 use crate::report;
 
-struct Lie {
+struct ModelError {
     name: &'static str,
     load: Load,
     expected: Verdict,
-    /// What one of the findings has to say.
-    says: &'static str,
-    tell: fn(&mut Model),
+    /// Text that one of the findings must contain.
+    detail: &'static str,
+    plant: fn(&mut Model),
 }
 
-const LIES: &[Lie] = &[
-    Lie { name: "nothing", load: Load::Plain, expected: Verdict::Whole, says: "", tell: |_| {} },
-    Lie {
-        name: "nothing",
+const MODEL_ERRORS: &[ModelError] = &[
+    ModelError {
+        name: "none",
+        load: Load::Plain,
+        expected: Verdict::Intact,
+        detail: "",
+        plant: |_| {},
+    },
+    ModelError {
+        name: "none",
         load: Load::Transactional,
-        expected: Verdict::Whole,
-        says: "",
-        tell: |_| {},
+        expected: Verdict::Intact,
+        detail: "",
+        plant: |_| {},
     },
-    Lie {
-        name: "nothing",
+    ModelError {
+        name: "none",
         load: Load::Compacted,
-        expected: Verdict::Whole,
-        says: "",
-        tell: |_| {},
+        expected: Verdict::Intact,
+        detail: "",
+        plant: |_| {},
     },
-    Lie { name: "nothing", load: Load::Grouped, expected: Verdict::Whole, says: "", tell: |_| {} },
-    Lie {
+    ModelError {
+        name: "none",
+        load: Load::Grouped,
+        expected: Verdict::Intact,
+        detail: "",
+        plant: |_| {},
+    },
+    ModelError {
         name: "another value",
         load: Load::Plain,
-        expected: Verdict::FalseBytes,
-        says: "",
-        tell: |model| some_record(model).id ^= 1 << 40,
+        expected: Verdict::WrongBytes,
+        detail: "",
+        plant: |model| some_record(model).id ^= 1 << 40,
     },
-    Lie {
+    ModelError {
         name: "a shorter value",
         load: Load::Compacted,
-        expected: Verdict::FalseBytes,
-        says: "",
-        tell: |model| some_record(model).bytes -= 1,
+        expected: Verdict::WrongBytes,
+        detail: "",
+        plant: |model| some_record(model).bytes -= 1,
     },
-    Lie {
+    ModelError {
         name: "a record that was never written",
         load: Load::Grouped,
         expected: Verdict::SilentLoss,
-        says: "",
-        tell: never_written,
+        detail: "",
+        plant: never_written,
     },
-    Lie {
-        name: "an end beyond the end",
+    ModelError {
+        name: "a high watermark that is too high",
         load: Load::Plain,
         expected: Verdict::OffsetReused,
-        says: "",
-        tell: |model| {
+        detail: "",
+        plant: |model| {
             let partition = first(model);
             model.log_mut(&partition).next += 1;
         },
     },
-    Lie {
-        name: "a commit that was an abort",
+    ModelError {
+        name: "an abort as a commit",
         load: Load::Transactional,
         expected: Verdict::WrongOutcome,
-        says: "",
-        tell: |model| turn(model, Outcome::Aborted, Outcome::Committed),
+        detail: "",
+        plant: |model| change_outcome(model, Outcome::Aborted, Outcome::Committed),
     },
-    Lie {
-        name: "an abort that was a commit",
+    ModelError {
+        name: "a commit as an abort",
         load: Load::Transactional,
         expected: Verdict::WrongOutcome,
-        says: "",
-        tell: |model| turn(model, Outcome::Committed, Outcome::Aborted),
+        detail: "",
+        plant: |model| change_outcome(model, Outcome::Committed, Outcome::Aborted),
     },
-    Lie {
-        name: "a position further on",
+    ModelError {
+        name: "a committed offset that is too high",
         load: Load::Grouped,
         expected: Verdict::SilentLoss,
-        says: "",
-        tell: |model| {
+        detail: "",
+        plant: |model| {
             let latest = position(model);
             let next = Commit { offset: latest.offset + 1, txn: None };
-            model.groups.values_mut().next().expect("it was there")[0].1.push(next);
+            model.groups.values_mut().next().expect("a group has committed")[0].1.push(next);
         },
     },
-    Lie {
-        name: "a position further back",
+    ModelError {
+        name: "a committed offset that is too low",
         load: Load::Grouped,
-        expected: Verdict::FalseBytes,
-        says: "",
-        tell: |model| position(model).offset -= 1,
+        expected: Verdict::WrongBytes,
+        detail: "",
+        plant: |model| position(model).offset -= 1,
     },
-    Lie {
-        name: "offsets of an abort that were committed",
+    ModelError {
+        name: "staged offsets of an abort as committed",
         load: Load::Transactional,
         expected: Verdict::WrongOutcome,
-        says: "of a transaction that was not committed",
-        tell: |model| {
+        detail: "from a transaction that was not committed",
+        plant: |model| {
             let aborted = of_outcome(model, Outcome::Aborted);
             position(model).txn = Some(aborted);
         },
     },
-    Lie {
-        name: "one transaction that was two",
+    ModelError {
+        name: "two transactions as one",
         load: Load::Transactional,
         expected: Verdict::WrongOutcome,
-        says: "is shown in part",
-        tell: |model| {
+        detail: "is visible in part",
+        plant: |model| {
             let [committed, aborted] =
                 [Outcome::Committed, Outcome::Aborted].map(|outcome| of_outcome(model, outcome));
             let logs = model.topics.values_mut().flatten();
@@ -127,14 +139,14 @@ const LIES: &[Lie] = &[
             }
         },
     },
-    Lie {
-        name: "a producer that has written more",
+    ModelError {
+        name: "a sequence number that is too high",
         load: Load::Plain,
         expected: Verdict::ProducerRefused,
-        says: "refusal 2",
-        tell: |model| {
+        detail: "refusal 2",
+        plant: |model| {
             let sequences = &mut model.idempotent[IDLE_PRODUCER].sequences;
-            sequences.values_mut().next().map(|next| *next += 5).expect("it has written");
+            sequences.values_mut().next().map(|next| *next += 5).expect("it has produced");
         },
     },
 ];
@@ -143,7 +155,7 @@ fn never_written(model: &mut Model) {
     let partition = first(model);
     let log = model.log_mut(&partition);
     let record = log.records.values().next_back().expect("the log has records").clone();
-    // Behind what the case itself writes.
+    // Beyond the offsets that the case itself writes.
     log.records.insert(log.next + 1000, record);
 }
 
@@ -153,12 +165,12 @@ fn first(model: &Model) -> Partition {
 
 fn some_record(model: &mut Model) -> &mut Record {
     let partition = first(model);
-    // The last one is there in a compacted topic too.
+    // The last record is present in a compacted topic too.
     model.log_mut(&partition).records.values_mut().next_back().expect("the log has records")
 }
 
-/// The first transaction with an outcome that has records. (The last ones lie behind one that is
-/// open.)
+/// Returns the first transaction with an outcome that has records. (The last ones are after an open
+/// one.)
 fn of_outcome(model: &Model, outcome: Outcome) -> usize {
     let has_records = |txn: &usize| {
         model.partitions().iter().any(|partition| {
@@ -166,16 +178,16 @@ fn of_outcome(model: &Model, outcome: Outcome) -> usize {
         })
     };
     let is_one = |txn: &usize| model.outcome(*txn) == outcome && has_records(txn);
-    (0..model.transactions.len()).find(is_one).expect("a transaction has ended so")
+    (0..model.transactions.len()).find(is_one).expect("a transaction has this outcome")
 }
 
-/// It had the other one.
-fn turn(model: &mut Model, from: Outcome, to: Outcome) {
+/// Changes the outcome of one transaction.
+fn change_outcome(model: &mut Model, from: Outcome, to: Outcome) {
     let first = of_outcome(model, from);
     model.transactions[first].outcome = to;
 }
 
-/// The latest commit of a group that counts.
+/// Returns the latest effective commit of a group.
 fn position(model: &mut Model) -> &mut Commit {
     let is_committed: Vec<bool> =
         model.transactions.iter().map(|txn| txn.outcome == Outcome::Committed).collect();
@@ -184,84 +196,100 @@ fn position(model: &mut Model) -> &mut Commit {
     commits.iter_mut().rev().find(counts).expect("a commit counts")
 }
 
-/// Run the cases of the proof on copies of the images.
+/// Runs the self-check on copies of the images.
 pub(super) fn run(
     images: &[Image],
     binary: &Path,
     directory: &Path,
 ) -> Result<Vec<report::Case>, Error> {
-    let place = Place { binary: binary.to_owned(), directory: directory.to_owned() };
+    let installation = Installation { binary: binary.to_owned(), directory: directory.to_owned() };
     let of = |load: Load, end: End| -> Result<Image, Error> {
         let image = images.iter().find(|image| image.load == load && image.end == end);
-        Ok(image.ok_or("there is no image for the proof")?.clone())
+        Ok(image.ok_or("there is no image for the self-check")?.clone())
     };
     let mut tests = Vec::new();
-    let mut test = |name: &str, case: Case<'_>, expected, says| {
-        tests.push(report::Case::run(name, || expect(&case, expected, says, &place)));
+    let mut test = |name: &str, case: Case<'_>, expected, detail| {
+        tests.push(report::Case::run(name, || expect(&case, expected, detail, &installation)));
     };
-    for lie in LIES {
-        let mut image = of(lie.load, End::Killed)?;
-        (lie.tell)(&mut image.model);
-        let name = format!("the model lies about {}, {}", lie.name, lie.load.name());
-        test(&name, undamaged(&image), lie.expected, lie.says);
+    for error in MODEL_ERRORS {
+        let mut image = of(error.load, End::Killed)?;
+        (error.plant)(&mut image.model);
+        let name = format!("error in the model: {}, {}", error.name, error.load.name());
+        test(&name, undamaged(&image), error.expected, error.detail);
     }
 
     let image = of(Load::Plain, End::Killed)?;
-    // Not any record: those that were uploaded are there whatever becomes of the log.
-    let kind = Some(named("log: flip in a partition's last record")?);
-    let deaf = Case { kind, deaf: true, ..undamaged(&image) };
-    test("a loss of which nothing is said", deaf, Verdict::SilentLoss, "");
+    // The last record: uploaded ones are present regardless of the log.
+    let fault = Some(named("log: flip in a partition's last record")?);
+    let ignore_reports = Case { fault, ignore_reports: true, ..undamaged(&image) };
+    test("a loss whose report is ignored", ignore_reports, Verdict::SilentLoss, "");
 
-    // Under load, and killed under load.
+    // Cases under load, and cases killed under load.
     for load in Load::ALL {
         let image = of(load, End::KilledUnderLoad)?;
         let name = format!("no damage, killed under load, {}", load.name());
-        test(&name, undamaged(&image), Verdict::Whole, "");
+        test(&name, undamaged(&image), Verdict::Intact, "");
         let case = Case { when: When::UnderLoad, ..undamaged(&image) };
         let name = format!("no damage, under load, {}", load.name());
-        test(&name, case, Verdict::Whole, "");
+        test(&name, case, Verdict::Intact, "");
     }
     for when in [When::Stopped, When::UnderLoad] {
         let mut image = of(Load::Plain, End::KilledUnderLoad)?;
         never_written(&mut image.model);
-        let name = format!("the model lies about a record that was never written, {when:?}");
+        let name = format!("error in the model: a record that was never written, {when:?}");
         test(&name, Case { when, ..undamaged(&image) }, Verdict::SilentLoss, "");
     }
 
-    // The last record before a kill is in the silent window, and nothing but that excuses it.
+    // The last record before a kill is in the silent window, and only that excuses its loss.
     let image = of(Load::Plain, End::KilledUnderLoad)?;
-    let last = Case { kind: Some(named("log: flip in the last record")?), ..undamaged(&image) };
-    let strict = Case { strict: true, ..last };
+    let last = Case { fault: Some(named("log: flip in the last record")?), ..undamaged(&image) };
+    let no_window = Case { no_window: true, ..last };
     test("damage in the silent window", last, Verdict::InWindow, "");
-    test("damage in the silent window, without it", strict, Verdict::SilentLoss, "");
+    test("damage in the silent window, not excused", no_window, Verdict::SilentLoss, "");
 
-    // What the log calls lost was handed out.
+    // Offsets that the log reports as lost must have been assigned.
     let mut image = of(Load::Plain, End::Killed)?;
     for log in image.model.topics.values_mut().flatten() {
         log.next -= 1;
     }
-    let kind = Some(named("log: flip in a partition's last record")?);
-    let name = "an end before the end, and a loss there";
-    test(name, Case { kind, ..undamaged(&image) }, Verdict::LossMisstated, "was never used");
+    let fault = Some(named("log: flip in a partition's last record")?);
+    let name = "a high watermark that is too low, and a loss there";
+    test(name, Case { fault, ..undamaged(&image) }, Verdict::LossMisreported, "was never assigned");
     Ok(tests)
 }
 
 fn undamaged(image: &Image) -> Case<'_> {
-    Case { kind: None, when: When::Stopped, image, seed: 1, deaf: false, strict: false }
+    Case {
+        fault: None,
+        when: When::Stopped,
+        image,
+        seed: 1,
+        ignore_reports: false,
+        no_window: false,
+    }
 }
 
-fn named(name: &str) -> Result<&'static Kind, Error> {
-    Ok(KINDS.iter().find(|kind| kind.name == name).ok_or("there is no kind for the proof")?)
+fn named(name: &str) -> Result<&'static Fault, Error> {
+    Ok(FAULTS
+        .iter()
+        .find(|fault| fault.name == name)
+        .ok_or("there is no fault for the self-check")?)
 }
 
-fn expect(case: &Case<'_>, expected: Verdict, says: &str, place: &Place) -> Result<(), Error> {
-    let shown = case.run(place)?.ok_or("the image has nothing to be damaged")?;
-    let is_said = says.is_empty() || shown.findings.iter().any(|it| it.detail.contains(says));
-    match shown.verdict() {
-        verdict if verdict == expected && is_said => Ok(()),
+fn expect(
+    case: &Case<'_>,
+    expected: Verdict,
+    detail: &str,
+    installation: &Installation,
+) -> Result<(), Error> {
+    let result = case.run(installation)?.ok_or("the image offers no target")?;
+    let has_detail =
+        detail.is_empty() || result.findings.iter().any(|it| it.detail.contains(detail));
+    match result.verdict() {
+        verdict if verdict == expected && has_detail => Ok(()),
         verdict => {
             let details: Vec<_> =
-                shown.findings.iter().map(|finding| finding.detail.as_str()).collect();
+                result.findings.iter().map(|finding| finding.detail.as_str()).collect();
             Err(format!("{verdict} instead of {expected}: {}", details.join("; ")).into())
         }
     }

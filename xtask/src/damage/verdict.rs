@@ -1,66 +1,68 @@
-//! The judgement: what a server holds and says, against what it has acknowledged.
+//! The judgement: compares what a server holds and reports with what it has acknowledged.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::layout::Extent;
+use super::log_lines::Reported;
 use super::model::{Commit, Model, Partition, Record};
-use super::observe::{CORRUPT_MESSAGE, Held, Observation, Refused, Seen, View, Why};
-use super::says::Stated;
+use super::observe::{
+    CORRUPT_MESSAGE, Contents, Fetched, Observation, ReadFailure, UnreadableRange, View,
+};
 use super::window::{Offsets, has};
 
-/// What a case comes to, from the best to the worst. A case's verdict is its worst finding.
+/// The verdict on a finding, from the best to the worst. A case gets that of its worst finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Verdict {
-    /// Everything that was acknowledged is there.
-    Whole,
-    /// What is missing was named exactly.
-    LossStated,
-    /// What is missing lies in a range that was named as a bound.
+    /// Everything that was acknowledged is present.
+    Intact,
+    /// Exactly the missing data was reported.
+    LossReported,
+    /// The missing data is in a range that was reported as an upper bound.
     LossBounded,
-    /// What is missing lies in the silent window of a kill, which is documented.
+    /// The missing data is in the silent window of a kill, which is documented.
     InWindow,
     /// Reads of the damaged range, and of no other, end with an error.
     ReadError,
-    /// The server refuses to start, and says what to do.
+    /// The server refuses to start, with advice.
     Refused,
-    /// The server has stopped because its storage failed under it, and says what to do.
+    /// The server has stopped because its storage failed while it ran, with advice.
     Stopped,
-    // From here on failures.
-    /// Health says `ok` although something is lost or cannot be read.
+    // The verdicts from here on are failures.
+    /// `/healthz` answers `ok` although data is lost or cannot be read.
     HealthOk,
-    /// The loss is told by the number of a stream only.
+    /// The loss is reported with the number of a stream only.
     LossUnnamed,
-    /// The server says that something is lost, and not what.
+    /// The server reports a loss without its extent.
     LossInexact,
-    /// Something is called lost that is there, or metrics and log differ.
-    LossMisstated,
+    /// Present data is reported as lost, or metrics and log differ.
+    LossMisreported,
     /// More is lost than was damaged.
     LossExcessive,
-    /// A refusal that does not say what is wrong where, and what to do.
+    /// A refusal that does not name the file and the problem, or contains no advice.
     NoAdvice,
-    /// Clients are told to try again, for ever.
+    /// Clients receive an error on which they retry forever.
     EndlessRetry,
-    /// A producer is refused that has lost nothing, or more than once.
+    /// A producer is refused that has lost nothing, or is refused more than once.
     ProducerRefused,
     /// The server neither starts nor ends, or clients get no answer.
     Hang,
     /// The server has crashed, or one of its threads has.
     Crash,
-    /// A committed record is hidden, or an aborted one is shown.
+    /// A committed record is hidden, or an aborted one is visible.
     WrongOutcome,
-    /// An offset that was handed out is handed out again.
+    /// An offset is assigned a second time.
     OffsetReused,
-    /// Something is read that was never written there.
-    FalseBytes,
-    /// Something is missing, and nothing says so.
+    /// A read returns data that was never written there.
+    WrongBytes,
+    /// Data is missing without a report.
     SilentLoss,
 }
 
 impl Verdict {
     pub(super) const ALL: [Self; 21] = [
-        Self::Whole,
-        Self::LossStated,
+        Self::Intact,
+        Self::LossReported,
         Self::LossBounded,
         Self::InWindow,
         Self::ReadError,
@@ -69,7 +71,7 @@ impl Verdict {
         Self::HealthOk,
         Self::LossUnnamed,
         Self::LossInexact,
-        Self::LossMisstated,
+        Self::LossMisreported,
         Self::LossExcessive,
         Self::NoAdvice,
         Self::EndlessRetry,
@@ -78,7 +80,7 @@ impl Verdict {
         Self::Crash,
         Self::WrongOutcome,
         Self::OffsetReused,
-        Self::FalseBytes,
+        Self::WrongBytes,
         Self::SilentLoss,
     ];
 
@@ -90,17 +92,17 @@ impl Verdict {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Whole => "true bytes, no loss",
-            Self::LossStated => "loss stated exactly",
-            Self::LossBounded => "loss stated by a bound",
+            Self::Intact => "correct bytes, no loss",
+            Self::LossReported => "loss reported exactly",
+            Self::LossBounded => "loss reported by a bound",
             Self::InWindow => "lost in the silent window",
             Self::ReadError => "read error",
             Self::Refused => "refused with advice",
             Self::Stopped => "stopped with advice",
-            Self::HealthOk => "health says ok",
-            Self::LossUnnamed => "loss without a name",
-            Self::LossInexact => "loss not stated exactly",
-            Self::LossMisstated => "loss misstated",
+            Self::HealthOk => "health is ok",
+            Self::LossUnnamed => "loss without a partition",
+            Self::LossInexact => "loss not reported exactly",
+            Self::LossMisreported => "loss misreported",
             Self::LossExcessive => "more lost than damaged",
             Self::NoAdvice => "refused without advice",
             Self::EndlessRetry => "endless retry",
@@ -109,13 +111,13 @@ impl fmt::Display for Verdict {
             Self::Crash => "crash",
             Self::WrongOutcome => "wrong outcome",
             Self::OffsetReused => "offset reused",
-            Self::FalseBytes => "false bytes",
+            Self::WrongBytes => "wrong bytes",
             Self::SilentLoss => "silent loss",
         })
     }
 }
 
-/// Something that a case has shown.
+/// A result of a case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Finding {
     pub(super) verdict: Verdict,
@@ -128,22 +130,22 @@ impl Finding {
     }
 }
 
-/// What the judgement is made from.
+/// The input of the judgement.
 pub(super) struct Facts<'a> {
     pub(super) model: &'a Model,
     pub(super) observation: &'a Observation,
-    pub(super) stated: &'a Stated,
-    /// The offsets that the damage may cost, and whose streams are whose. `None` if nobody can
-    /// tell.
+    pub(super) reported: &'a Reported,
+    /// The offsets that the damage may affect, and the partition of each stream. `None` if unknown.
     pub(super) reach: Option<&'a BTreeSet<Extent>>,
     pub(super) streams: &'a BTreeMap<u64, Partition>,
-    /// What may be missing without a word.
+    /// Offsets that may be missing without a report.
     pub(super) window: &'a Offsets,
-    /// What `/healthz` answers.
+    /// The answer of `/healthz`.
     pub(super) health: &'a str,
 }
 
-/// Findings of one kind in one partition become one, with the first offset and how many there are.
+/// Findings with the same verdict and text in one partition, merged: the first offset and their
+/// number.
 #[derive(Default)]
 struct Findings(BTreeMap<(Verdict, String), (i64, u64)>);
 
@@ -153,22 +155,22 @@ impl Findings {
     }
 }
 
-/// Compare. Without findings everything is there.
+/// Compares the facts. Returns no findings if everything is present.
 pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (partition, held) in &facts.observation.partitions {
+    for (partition, contents) in &facts.observation.partitions {
         let mut of = Findings::default();
-        records(facts, partition, &held.all, &mut of);
-        outcomes(facts, partition, held, &mut of);
-        positions(facts, partition, held, &mut of);
+        check_records(facts, partition, &contents.all, &mut of);
+        check_outcomes(facts, partition, contents, &mut of);
+        check_offsets(facts, partition, contents, &mut of);
         findings.extend(of.0.into_iter().map(|((verdict, what), (first, count))| {
             Finding::new(verdict, format!("{partition}: {what}: {count} from offset {first} on"))
         }));
     }
-    let sides = sides(facts);
-    atomicity(facts, &sides, &mut findings);
-    groups(facts, &sides, &mut findings);
-    if is_store_away(facts.health) {
+    let visibility = visibility(facts);
+    check_atomicity(facts, &visibility, &mut findings);
+    check_groups(facts, &visibility, &mut findings);
+    if is_store_unavailable(facts.health) {
         for finding in &mut findings {
             if finding.verdict == Verdict::EndlessRetry {
                 finding.verdict = Verdict::ReadError;
@@ -178,94 +180,97 @@ pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
     let needs_attention = findings.iter().any(|finding| {
         !matches!(
             finding.verdict,
-            Verdict::Whole | Verdict::InWindow | Verdict::WrongOutcome | Verdict::FalseBytes
+            Verdict::Intact | Verdict::InWindow | Verdict::WrongOutcome | Verdict::WrongBytes
         )
     });
     if needs_attention && facts.health.trim() == "ok" {
-        findings.push(Finding::new(Verdict::HealthOk, "/healthz says `ok`"));
+        findings.push(Finding::new(Verdict::HealthOk, "/healthz answers `ok`"));
     }
     findings
 }
 
-/// Whether `/healthz` says that the object store as a whole is away. A directory that is gone
-/// cannot be told from one whose file system is not mounted, so clients repeat their reads until it
-/// is back (docs/storage-faults.md).
-fn is_store_away(health: &str) -> bool {
+/// Whether `/healthz` reports that the object store as a whole is unavailable. A missing directory
+/// cannot be distinguished from one whose file system is not mounted, so clients repeat their reads
+/// until it is available again (docs/storage-faults.md).
+fn is_store_unavailable(health: &str) -> bool {
     let away = ["is not the directory that was opened", "this is the right object store"];
     health.lines().any(|line| {
         line.starts_with("cold_reads_failing: ") && away.iter().any(|text| line.contains(text))
     })
 }
 
-fn refusal(view: &View, offset: i64) -> Option<&Refused> {
-    view.refused.iter().find(|refused| (refused.from..refused.to).contains(&offset))
+fn unreadable_at(view: &View, offset: i64) -> Option<&UnreadableRange> {
+    view.unreadable.iter().find(|range| (range.from..range.to).contains(&offset))
 }
 
-/// A range that cannot be read, as a finding.
-fn refused_as(why: &Why) -> (Verdict, String) {
-    match why {
-        Why::Code(CORRUPT_MESSAGE) => (Verdict::ReadError, "reads end with an error".into()),
-        Why::Code(code) => (Verdict::EndlessRetry, format!("error code {code}")),
-        Why::Nothing => (Verdict::Hang, "fetches return nothing".into()),
-        Why::Unreadable(error) => (Verdict::FalseBytes, error.clone()),
+/// Returns the verdict on a range that cannot be read.
+fn classify_failure(failure: &ReadFailure) -> (Verdict, String) {
+    match failure {
+        ReadFailure::Code(CORRUPT_MESSAGE) => {
+            (Verdict::ReadError, "reads end with an error".into())
+        }
+        ReadFailure::Code(code) => (Verdict::EndlessRetry, format!("error code {code}")),
+        ReadFailure::NoData => (Verdict::Hang, "fetches return nothing".into()),
+        ReadFailure::Malformed(error) => (Verdict::WrongBytes, error.clone()),
     }
 }
 
-fn records(facts: &Facts<'_>, partition: &Partition, view: &View, findings: &mut Findings) {
+fn check_records(facts: &Facts<'_>, partition: &Partition, view: &View, findings: &mut Findings) {
     let log = facts.model.log(partition);
-    for (offset, seen) in &view.records {
+    for (offset, fetched) in &view.records {
         let Some(record) = log.records.get(offset) else {
-            let is_doubtful = |record: &Record| seen.value.as_deref() == Some(&record.value());
-            if facts.model.doubtful.iter().any(is_doubtful) {
+            let is_unanswered = |record: &Record| fetched.value.as_deref() == Some(&record.value());
+            if facts.model.doubtful.iter().any(is_unanswered) {
                 continue;
             }
             let what = "a record that was never acknowledged";
-            findings.add(Verdict::FalseBytes, what.into(), *offset);
+            findings.add(Verdict::WrongBytes, what.into(), *offset);
             continue;
         };
-        let is_true = seen.key.as_deref() == record.key.as_ref().map(String::as_bytes)
-            && seen.value.as_deref() == Some(&record.value())
-            && seen.timestamp_ms == record.timestamp_ms;
+        let is_true = fetched.key.as_deref() == record.key.as_ref().map(String::as_bytes)
+            && fetched.value.as_deref() == Some(&record.value())
+            && fetched.timestamp_ms == record.timestamp_ms;
         if !is_true {
-            findings.add(Verdict::FalseBytes, "another record".into(), *offset);
+            findings.add(Verdict::WrongBytes, "another record".into(), *offset);
         }
-        if facts.stated.is_lost(partition, *offset) {
-            findings.add(Verdict::LossMisstated, "called lost, and there".into(), *offset);
+        if facts.reported.is_lost(partition, *offset) {
+            findings.add(Verdict::LossMisreported, "reported as lost, but present".into(), *offset);
         }
     }
     for offset in log.records.keys() {
         if view.records.contains_key(offset) || !facts.model.must_hold(partition, *offset) {
             continue;
         }
-        let stated = facts.stated;
-        let (verdict, what) = if let Some(refused) = refusal(view, *offset) {
-            refused_as(&refused.why)
-        } else if stated.is_lost(partition, *offset) && !stated.is_exactly_lost(partition, *offset)
+        let reported = facts.reported;
+        let (verdict, what) = if let Some(unreadable) = unreadable_at(view, *offset) {
+            classify_failure(&unreadable.failure)
+        } else if reported.is_lost(partition, *offset)
+            && !reported.is_exactly_lost(partition, *offset)
         {
-            (Verdict::LossBounded, "lost, in a range that the log calls skipped".into())
-        } else if stated.is_lost(partition, *offset) {
-            (Verdict::LossStated, "lost, as the log says".into())
-        } else if stated.is_lost_somewhere(*offset) {
-            (Verdict::LossUnnamed, "lost, of which the log names a stream only".into())
+            (Verdict::LossBounded, "lost, in a range that the log reports as skipped".into())
+        } else if reported.is_lost(partition, *offset) {
+            (Verdict::LossReported, "lost, as the log reports".into())
+        } else if reported.is_lost_somewhere(*offset) {
+            (Verdict::LossUnnamed, "lost; the log names its stream only".into())
         } else if has(facts.window, partition, *offset) {
             findings.add(Verdict::InWindow, "lost in the silent window".into(), *offset);
             continue;
-        } else if stated.end {
+        } else if reported.end {
             (Verdict::LossInexact, "lost with the end of the log".into())
         } else {
             (Verdict::SilentLoss, "missing".into())
         };
         findings.add(verdict, what, *offset);
         if !may_be_lost(facts, partition, *offset) {
-            let what = "lost, and was not damaged";
+            let what = "lost, but not damaged";
             findings.add(Verdict::LossExcessive, what.into(), *offset);
         }
     }
-    // Where nothing is expected there may be an error all the same.
-    for refused in &view.refused {
-        if !log.records.range(refused.from..refused.to).any(|_| true) {
-            let (verdict, what) = refused_as(&refused.why);
-            findings.add(verdict, what, refused.from);
+    // Errors may also occur where no record is expected.
+    for unreadable in &view.unreadable {
+        if !log.records.range(unreadable.from..unreadable.to).any(|_| true) {
+            let (verdict, what) = classify_failure(&unreadable.failure);
+            findings.add(verdict, what, unreadable.from);
         }
     }
 }
@@ -279,104 +284,110 @@ fn may_be_lost(facts: &Facts<'_>, partition: &Partition, offset: i64) -> bool {
     })
 }
 
-/// Readers of committed records see those that are committed, of what the others see, and no
-/// others.
-fn outcomes(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &mut Findings) {
-    let (log, committed) = (facts.model.log(partition), &held.committed);
-    let expected = facts.model.stable_end(partition);
+/// Checks that consumers with `read_committed` receive exactly the committed records among those
+/// that other consumers receive.
+fn check_outcomes(
+    facts: &Facts<'_>,
+    partition: &Partition,
+    contents: &Contents,
+    findings: &mut Findings,
+) {
+    let (log, committed) = (facts.model.log(partition), &contents.committed);
+    let expected = facts.model.last_stable_offset(partition);
     for (offset, record) in &log.records {
-        if !held.all.records.contains_key(offset) {
+        if !contents.all.records.contains_key(offset) {
             continue;
         }
         let is_shown = committed.records.contains_key(offset);
         let is_committed = facts.model.is_committed(record);
         if is_shown && !is_committed {
-            let what = "shown to readers of committed records, and not committed";
+            let what = "visible with read_committed, but not committed";
             findings.add(Verdict::WrongOutcome, what.into(), *offset);
         }
-        // Log compaction may have removed it since the others have read it, if another one has
-        // replaced it.
+        // Log compaction may have removed it since the first read, if a later record has its key.
         let must_be_shown =
             is_committed && *offset < expected && facts.model.must_hold(partition, *offset);
         if is_shown || !must_be_shown {
             continue;
         }
-        match refusal(committed, *offset) {
-            Some(refused) => {
-                let (verdict, what) = refused_as(&refused.why);
-                findings.add(verdict, format!("{what}, to readers of committed records"), *offset);
+        match unreadable_at(committed, *offset) {
+            Some(unreadable) => {
+                let (verdict, what) = classify_failure(&unreadable.failure);
+                findings.add(verdict, format!("{what}, with read_committed"), *offset);
             }
             None => {
-                let (verdict, what) = hidden(facts, partition, record, committed);
+                let (verdict, what) = classify_hidden(facts, partition, record, committed);
                 findings.add(verdict, what, *offset);
             }
         }
     }
     let reachable = expected.min(committed.high_watermark);
-    if committed.refused.is_empty() && committed.stable_end < reachable {
-        let what = format!("the last stable offset is stuck, and should be {reachable}");
-        findings.add(Verdict::WrongOutcome, what, committed.stable_end);
+    if committed.unreadable.is_empty() && committed.last_stable_offset < reachable {
+        let what = format!("the last stable offset does not advance to {reachable}");
+        findings.add(Verdict::WrongOutcome, what, committed.last_stable_offset);
     }
 }
 
-/// A committed record that is there and hidden, as a finding.
-fn hidden(
+/// Returns the verdict on a committed record that is present but hidden.
+fn classify_hidden(
     facts: &Facts<'_>,
     partition: &Partition,
     record: &Record,
     committed: &View,
 ) -> (Verdict, String) {
-    let stable_end = committed.stable_end;
+    let last_stable_offset = committed.last_stable_offset;
     let (log, wrong) = (facts.model.log(partition), Verdict::WrongOutcome);
     let Some(txn) = record.txn else {
-        return (wrong, format!("hidden, the last stable offset being {stable_end}"));
+        return (wrong, format!("hidden; the last stable offset is {last_stable_offset}"));
     };
     let producer_id = facts.model.transactions[txn].producer_id;
-    let aborts = || facts.stated.aborts.iter().filter(|abort| abort.producer_id == producer_id);
+    let aborts = || facts.reported.aborts.iter().filter(|abort| abort.producer_id == producer_id);
     let is_named = aborts().any(|abort| {
-        abort.place.as_ref().is_some_and(|(of, first)| {
+        abort.position.as_ref().is_some_and(|(of, first)| {
             let first = log.records.get(first);
             of == partition && first.is_some_and(|first| first.txn == Some(txn))
         })
     });
-    if !decisions_may_be_lost(facts) {
-        let what = "committed and hidden, and its decision was not damaged";
+    if !may_affect_decisions(facts) {
+        let what = "committed but hidden, and its decision was not damaged";
         (wrong, what.into())
     } else if is_named {
-        (Verdict::LossStated, "aborted for want of an outcome, as the log says".into())
-    } else if aborts().any(|abort| abort.place.is_none()) {
+        (Verdict::LossReported, "aborted without a known outcome, as the log reports".into())
+    } else if aborts().any(|abort| abort.position.is_none()) {
         let what =
-            format!("aborted for want of an outcome: the log names producer {producer_id} only");
+            format!("aborted without a known outcome: the log names producer {producer_id} only");
         (Verdict::LossInexact, what)
     } else {
-        (wrong, format!("committed and hidden, the last stable offset being {stable_end}"))
+        (wrong, format!("committed but hidden; the last stable offset is {last_stable_offset}"))
     }
 }
 
-/// Whether the damage is to anything but records of partitions.
-fn decisions_may_be_lost(facts: &Facts<'_>) -> bool {
+/// Whether the damage affects anything but records of partitions.
+fn may_affect_decisions(facts: &Facts<'_>) -> bool {
     let is_state = |extent: &Extent| !facts.streams.contains_key(&extent.stream);
     facts.reach.is_none_or(|reach| reach.iter().any(is_state))
 }
 
-/// Where a transaction is shown to readers of committed records, and where it is hidden from them
-/// although it can be read: one place for each.
+/// For a transaction, one offset that is visible to consumers with `read_committed`, and one that
+/// is hidden from them although it can be read.
 #[derive(Default)]
-struct Sides {
+struct Visibility {
     shown: Option<(Partition, i64)>,
     hidden: Option<(Partition, i64)>,
 }
 
-fn sides(facts: &Facts<'_>) -> BTreeMap<usize, Sides> {
-    let mut sides: BTreeMap<usize, Sides> = BTreeMap::new();
-    for (partition, held) in &facts.observation.partitions {
+fn visibility(facts: &Facts<'_>) -> BTreeMap<usize, Visibility> {
+    let mut visibility: BTreeMap<usize, Visibility> = BTreeMap::new();
+    for (partition, contents) in &facts.observation.partitions {
         let log = facts.model.log(partition);
-        for offset in held.all.records.keys().filter(|at| **at < held.committed.stable_end) {
+        for offset in
+            contents.all.records.keys().filter(|at| **at < contents.committed.last_stable_offset)
+        {
             let Some(txn) = log.records.get(offset).and_then(|record| record.txn) else { continue };
-            let of = sides.entry(txn).or_default();
-            let side = match held.committed.records.contains_key(offset) {
+            let of = visibility.entry(txn).or_default();
+            let side = match contents.committed.records.contains_key(offset) {
                 true => &mut of.shown,
-                false if refusal(&held.committed, *offset).is_some() => continue,
+                false if unreadable_at(&contents.committed, *offset).is_some() => continue,
                 // Log compaction may have removed it in the meantime.
                 false if !facts.model.must_hold(partition, *offset) => continue,
                 false => &mut of.hidden,
@@ -384,36 +395,47 @@ fn sides(facts: &Facts<'_>) -> BTreeMap<usize, Sides> {
             side.get_or_insert_with(|| (partition.clone(), *offset));
         }
     }
-    sides
+    visibility
 }
 
-/// A transaction is shown as a whole or hidden as a whole, whatever was lost and said.
-fn atomicity(facts: &Facts<'_>, sides: &BTreeMap<usize, Sides>, findings: &mut Vec<Finding>) {
-    for (txn, sides) in sides {
-        if let Sides { shown: Some((shown, at)), hidden: Some((hidden, hidden_at)) } = sides {
+/// Checks that each transaction is visible or hidden as a whole, regardless of losses and reports.
+fn check_atomicity(
+    facts: &Facts<'_>,
+    visibility: &BTreeMap<usize, Visibility>,
+    findings: &mut Vec<Finding>,
+) {
+    for (txn, visibility) in visibility {
+        if let Visibility { shown: Some((shown, at)), hidden: Some((hidden, hidden_at)) } =
+            visibility
+        {
             let producer_id = facts.model.transactions[*txn].producer_id;
             let detail = format!(
-                "a transaction of producer {producer_id} is shown in part: offset {at} of {shown} \
-                 is shown, and offset {hidden_at} of {hidden} is hidden"
+                "a transaction of producer {producer_id} is visible in part: offset {at} of \
+                 {shown} is visible, and offset {hidden_at} of {hidden} is hidden"
             );
             findings.push(Finding::new(Verdict::WrongOutcome, detail));
         }
     }
 }
 
-/// Offsets that are told, beside the records.
-fn positions(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &mut Findings) {
+/// Checks the answers of ListOffsets and the high watermark.
+fn check_offsets(
+    facts: &Facts<'_>,
+    partition: &Partition,
+    contents: &Contents,
+    findings: &mut Findings,
+) {
     let next = facts.model.log(partition).next;
-    if let Some(Ok(earliest)) = held.earliest
+    if let Some(Ok(earliest)) = contents.earliest
         && earliest != 0
     {
-        let what = "the log's start, which was 0".into();
+        let what = "the log start offset, which was 0".into();
         findings.add(Verdict::SilentLoss, what, earliest);
     }
-    match held.latest {
+    match contents.latest {
         Some(Ok(latest)) if latest < next => {
             if (latest..next).all(|at| has(facts.window, partition, at)) {
-                let what = format!("the high watermark goes back from {next}");
+                let what = format!("the high watermark is lower than {next}");
                 return findings.add(Verdict::InWindow, what, latest);
             }
             let what = format!("the high watermark is {latest}, and was {next}");
@@ -424,109 +446,116 @@ fn positions(facts: &Facts<'_>, partition: &Partition, held: &Held, findings: &m
         }
         _ => {}
     }
-    let Some((time, answer)) = &held.by_time else { return };
-    let is_wanted = |(offset, seen): &(&i64, &Seen)| {
-        seen.timestamp_ms >= *time && facts.model.must_hold(partition, **offset)
+    let Some((time, answer)) = &contents.by_time else { return };
+    let is_wanted = |(offset, fetched): &(&i64, &Fetched)| {
+        fetched.timestamp_ms >= *time && facts.model.must_hold(partition, **offset)
     };
-    let first = held.all.records.iter().find(is_wanted);
-    let first = first.map(|(offset, seen)| (*offset, seen.timestamp_ms));
+    let first = contents.all.records.iter().find(is_wanted);
+    let first = first.map(|(offset, fetched)| (*offset, fetched.timestamp_ms));
     match (first, answer) {
         (Some((offset, _)), Ok((found, _))) if *found > offset || *found < 0 => {
-            let what = format!("search by time finds {found}, and {offset} is there");
-            findings.add(Verdict::FalseBytes, what, offset);
+            let what = format!("search by timestamp finds {found} instead of {offset}");
+            findings.add(Verdict::WrongBytes, what, offset);
         }
-        (_, Ok((found, told))) => {
-            if let Some(seen) = held.all.records.get(found)
-                && (seen.timestamp_ms != *told || told < time)
+        (_, Ok((found, timestamp))) => {
+            if let Some(fetched) = contents.all.records.get(found)
+                && (fetched.timestamp_ms != *timestamp || timestamp < time)
             {
-                let what = "search by time tells another time than the record's";
-                findings.add(Verdict::FalseBytes, what.into(), *found);
+                let what = "search by timestamp returns a timestamp other than the record's";
+                findings.add(Verdict::WrongBytes, what.into(), *found);
             }
         }
-        // Not the leader, storage error, fenced: these a client tries again for ever.
+        // On NOT_LEADER_OR_FOLLOWER, KAFKA_STORAGE_ERROR and FENCED_LEADER_EPOCH a client retries
+        // forever.
         (_, Err(code @ (6 | 56 | 74))) => {
-            let what = format!("search by time: error code {code}");
+            let what = format!("search by timestamp: error code {code}");
             findings.add(Verdict::EndlessRetry, what, 0);
         }
-        (_, Err(code)) if held.all.refused.is_empty() => {
-            let what = format!("search by time: error code {code}, and all can be read");
+        (_, Err(code)) if contents.all.unreadable.is_empty() => {
+            let what =
+                format!("search by timestamp: error code {code}, but all records can be read");
             findings.add(Verdict::ReadError, what, 0);
         }
         (_, Err(_)) => {}
     }
 }
 
-fn groups(facts: &Facts<'_>, sides: &BTreeMap<usize, Sides>, findings: &mut Vec<Finding>) {
+fn check_groups(
+    facts: &Facts<'_>,
+    visibility: &BTreeMap<usize, Visibility>,
+    findings: &mut Vec<Finding>,
+) {
     for (group, commits) in &facts.model.groups {
-        let held = match facts.observation.groups.get(group) {
+        let contents = match facts.observation.groups.get(group) {
             None => continue,
             Some(Err(code)) => {
                 let detail = format!("group {group}: OffsetFetch: error code {code}");
                 findings.push(Finding::new(Verdict::Hang, detail));
                 continue;
             }
-            Some(Ok(held)) => held,
+            Some(Ok(contents)) => contents,
         };
         for (partition, commits) in commits {
-            let found = held.iter().find(|(of, _)| of == partition).map(|(_, offset)| *offset);
-            if let Some((verdict, what)) = position(facts, sides, commits, found) {
+            let found = contents.iter().find(|(of, _)| of == partition).map(|(_, offset)| *offset);
+            if let Some((verdict, what)) = check_commits(facts, visibility, commits, found) {
                 findings.push(Finding::new(verdict, format!("group {group}, {partition}: {what}")));
             }
         }
-        for (partition, offset) in held {
+        for (partition, offset) in contents {
             if !commits.iter().any(|(of, _)| of == partition) {
                 let detail = format!("group {group}, {partition}: found {offset}, never committed");
-                findings.push(Finding::new(Verdict::FalseBytes, detail));
+                findings.push(Finding::new(Verdict::WrongBytes, detail));
             }
         }
     }
 }
 
-/// The committed offset of a group in a partition.
-fn position(
+/// Checks the committed offset of a group in a partition.
+fn check_commits(
     facts: &Facts<'_>,
-    sides: &BTreeMap<usize, Sides>,
+    visibility: &BTreeMap<usize, Visibility>,
     commits: &[Commit],
     found: Option<i64>,
 ) -> Option<(Verdict, String)> {
-    let counting: Vec<&Commit> = facts.model.counting(commits).collect();
+    let effective: Vec<&Commit> = facts.model.effective(commits).collect();
     let shown = |offset: Option<i64>| offset.map_or("none".to_owned(), |it| it.to_string());
-    let expected = counting.last().map(|commit| commit.offset);
+    let expected = effective.last().map(|commit| commit.offset);
     let detail = format!("committed {}, found {}", shown(expected), shown(found));
     let at = match found {
         None => None,
-        Some(found) => match counting.iter().rposition(|commit| commit.offset == found) {
+        Some(found) => match effective.iter().rposition(|commit| commit.offset == found) {
             Some(at) => Some(at),
             None if commits.iter().any(|commit| commit.offset == found) => {
-                let what = "which is of a transaction that was not committed";
+                let what = "which is from a transaction that was not committed";
                 return Some((Verdict::WrongOutcome, format!("{detail}, {what}")));
             }
-            None => return Some((Verdict::FalseBytes, format!("{detail}, never committed"))),
+            None => return Some((Verdict::WrongBytes, format!("{detail}, never committed"))),
         },
     };
-    let txn = at.and_then(|at| counting[at].txn);
+    let txn = at.and_then(|at| effective[at].txn);
     if let Some((hidden, offset)) =
-        txn.and_then(|txn| sides.get(&txn)).and_then(|sides| sides.hidden.as_ref())
+        txn.and_then(|txn| visibility.get(&txn)).and_then(|visibility| visibility.hidden.as_ref())
     {
         let what =
-            format!("of a transaction whose record at offset {offset} of {hidden} is hidden");
+            format!("from a transaction whose record at offset {offset} of {hidden} is hidden");
         return Some((Verdict::WrongOutcome, format!("{detail}, {what}")));
     }
-    let newer = &counting[at.map_or(0, |at| at + 1)..];
-    // Positions go back to those before, or to none, if the records of those behind are lost.
-    let stated = facts.stated;
+    let newer = &effective[at.map_or(0, |at| at + 1)..];
+    // If the latest commits are lost, the offset falls back to an earlier commit, or to none.
+    let reported = facts.reported;
     let is_lost = |commit: &&Commit| {
-        stated.has_lost_state("offsets")
-            || commit.txn.is_some() && stated.has_lost_state("transactions")
+        reported.has_lost_state("offsets")
+            || commit.txn.is_some() && reported.has_lost_state("transactions")
     };
     let verdict = match newer {
         [] => return None,
         newer if newer.iter().all(is_lost) => {
-            let is_exact = ["offsets", "transactions"].map(|it| stated.has_exactly_lost_state(it));
-            if is_exact.contains(&true) { Verdict::LossStated } else { Verdict::LossBounded }
+            let is_exact =
+                ["offsets", "transactions"].map(|it| reported.has_exactly_lost_state(it));
+            if is_exact.contains(&true) { Verdict::LossReported } else { Verdict::LossBounded }
         }
-        _ if !stated.streams.is_empty() => Verdict::LossUnnamed,
-        _ if stated.end => Verdict::LossInexact,
+        _ if !reported.streams.is_empty() => Verdict::LossUnnamed,
+        _ if reported.end => Verdict::LossInexact,
         _ => Verdict::SilentLoss,
     };
     Some((verdict, detail))

@@ -1,12 +1,12 @@
 use super::*;
+use crate::damage::log_lines::Abort;
 use crate::damage::model::{Log, Outcome, Record, Transaction};
-use crate::damage::says::Abort;
 
 fn partition() -> Partition {
     Partition { topic: "t".into(), index: 0 }
 }
 
-/// Offsets 0 to 9: a committed transaction has 2, an aborted one 4, and a marker is at 6.
+/// Offsets 0 to 9: offset 2 is in a committed transaction, 4 in an aborted one, and 6 is a marker.
 fn model() -> Model {
     let mut model = Model {
         topics: [("t".into(), vec![Log::default()])].into(),
@@ -32,23 +32,24 @@ fn model() -> Model {
     model
 }
 
-/// What a server holds that has lost nothing.
+/// The contents of a server without losses.
 fn observation(model: &Model) -> Observation {
     let log = model.log(&partition());
-    let seen = |record: &Record| Seen {
+    let fetched = |record: &Record| Fetched {
         key: record.key.clone().map(String::into_bytes),
         value: Some(record.value()),
         timestamp_ms: record.timestamp_ms,
     };
-    let mut all = View { high_watermark: log.next, stable_end: log.next, ..View::default() };
+    let mut all =
+        View { high_watermark: log.next, last_stable_offset: log.next, ..View::default() };
     let mut committed = all.clone();
     for (offset, record) in &log.records {
-        all.records.insert(*offset, seen(record));
+        all.records.insert(*offset, fetched(record));
         if model.is_committed(record) {
-            committed.records.insert(*offset, seen(record));
+            committed.records.insert(*offset, fetched(record));
         }
     }
-    let held = Held {
+    let contents = Contents {
         all,
         committed,
         earliest: Some(Ok(0)),
@@ -56,7 +57,7 @@ fn observation(model: &Model) -> Observation {
         by_time: Some((105, Ok((5, 105)))),
     };
     Observation {
-        partitions: [(partition(), held)].into(),
+        partitions: [(partition(), contents)].into(),
         groups: [("g".into(), Ok(vec![(partition(), 3)]))].into(),
     }
 }
@@ -69,7 +70,7 @@ fn lost(start: i64, end: i64) -> Vec<std::ops::Range<i64>> {
 struct Scene {
     model: Model,
     observation: Observation,
-    stated: Stated,
+    reported: Reported,
     reach: Option<BTreeSet<Extent>>,
     window: Offsets,
     health: &'static str,
@@ -80,27 +81,28 @@ impl Scene {
         let model = model();
         let observation = observation(&model);
         let health = "degraded: something";
-        let (stated, window) = (Stated::default(), Offsets::new());
-        Self { model, observation, stated, reach: None, window, health }
+        let (reported, window) = (Reported::default(), Offsets::new());
+        Self { model, observation, reported, reach: None, window, health }
     }
 
-    fn held(&mut self) -> &mut Held {
+    fn contents(&mut self) -> &mut Contents {
         self.observation.partitions.get_mut(&partition()).unwrap()
     }
 
-    /// Both readers miss an offset.
+    /// Removes an offset for both isolation levels.
     fn lose(&mut self, offset: i64) {
-        let held = self.held();
-        held.all.records.remove(&offset);
-        held.committed.records.remove(&offset);
-        held.by_time = None;
+        let contents = self.contents();
+        contents.all.records.remove(&offset);
+        contents.committed.records.remove(&offset);
+        contents.by_time = None;
     }
 
-    fn refuse(&mut self, offset: i64, why: &Why) {
+    fn make_unreadable(&mut self, offset: i64, failure: &ReadFailure) {
         self.lose(offset);
-        let refused = || vec![Refused { from: offset, to: offset + 1, why: why.clone() }];
-        let held = self.held();
-        (held.all.refused, held.committed.refused) = (refused(), refused());
+        let unreadable =
+            || vec![UnreadableRange { from: offset, to: offset + 1, failure: failure.clone() }];
+        let contents = self.contents();
+        (contents.all.unreadable, contents.committed.unreadable) = (unreadable(), unreadable());
     }
 
     fn verdicts(&self) -> Vec<Verdict> {
@@ -108,7 +110,7 @@ impl Scene {
         let facts = Facts {
             model: &self.model,
             observation: &self.observation,
-            stated: &self.stated,
+            reported: &self.reported,
             reach: self.reach.as_ref(),
             streams: &streams,
             window: &self.window,
@@ -119,118 +121,118 @@ impl Scene {
 }
 
 #[test]
-fn of_a_server_that_has_lost_nothing_there_is_nothing_to_say() {
+fn a_server_without_losses_has_no_findings() {
     assert_eq!(Scene::new().verdicts(), []);
 }
 
 #[test]
-fn a_missing_record_is_silent_unless_it_was_named() {
+fn a_missing_record_is_a_silent_loss_unless_it_is_reported() {
     let mut scene = Scene::new();
     scene.lose(8);
     assert_eq!(scene.verdicts(), [Verdict::SilentLoss]);
-    scene.stated.end = true;
+    scene.reported.end = true;
     assert_eq!(scene.verdicts(), [Verdict::LossInexact]);
-    scene.stated.streams = lost(0, 8);
+    scene.reported.streams = lost(0, 8);
     assert_eq!(scene.verdicts(), [Verdict::LossInexact]);
-    scene.stated.streams = lost(8, 9);
+    scene.reported.streams = lost(8, 9);
     assert_eq!(scene.verdicts(), [Verdict::LossUnnamed]);
     let other = Partition { topic: "t".into(), index: 1 };
-    scene.stated.partitions = [(other, lost(8, 9))].into();
+    scene.reported.partitions = [(other, lost(8, 9))].into();
     assert_eq!(scene.verdicts(), [Verdict::LossUnnamed]);
-    scene.stated.partitions = [(partition(), lost(8, 9))].into();
-    assert_eq!(scene.verdicts(), [Verdict::LossStated]);
+    scene.reported.partitions = [(partition(), lost(8, 9))].into();
+    assert_eq!(scene.verdicts(), [Verdict::LossReported]);
     scene.health = "ok\n";
-    assert_eq!(scene.verdicts(), [Verdict::LossStated, Verdict::HealthOk]);
+    assert_eq!(scene.verdicts(), [Verdict::LossReported, Verdict::HealthOk]);
 }
 
 #[test]
-fn a_missing_record_in_a_skipped_range_is_stated_by_a_bound() {
+fn a_missing_record_in_a_skipped_range_is_reported_by_a_bound() {
     let mut scene = Scene::new();
     scene.lose(9);
-    scene.stated.partitions = [(partition(), lost(9, 100))].into();
-    scene.stated.bounds = scene.stated.partitions.clone();
+    scene.reported.partitions = [(partition(), lost(9, 100))].into();
+    scene.reported.bounds = scene.reported.partitions.clone();
     assert_eq!(scene.verdicts(), [Verdict::LossBounded]);
-    scene.stated.partitions.values_mut().next().unwrap().extend(lost(9, 10));
-    assert_eq!(scene.verdicts(), [Verdict::LossStated]);
-    // A bound over a record that can be read is as wrong as a loss.
-    scene.stated.partitions = [(partition(), lost(8, 100))].into();
-    scene.stated.bounds = scene.stated.partitions.clone();
-    assert_eq!(scene.verdicts(), [Verdict::LossBounded, Verdict::LossMisstated]);
+    scene.reported.partitions.values_mut().next().unwrap().extend(lost(9, 10));
+    assert_eq!(scene.verdicts(), [Verdict::LossReported]);
+    // A bound that covers a readable record is as wrong as a loss.
+    scene.reported.partitions = [(partition(), lost(8, 100))].into();
+    scene.reported.bounds = scene.reported.partitions.clone();
+    assert_eq!(scene.verdicts(), [Verdict::LossBounded, Verdict::LossMisreported]);
 }
 
 #[test]
-fn nothing_has_to_be_said_of_the_silent_window_and_of_nothing_else() {
+fn only_losses_in_the_silent_window_need_no_report() {
     let mut scene = Scene::new();
     scene.window = [(partition(), lost(9, 10))].into();
     scene.health = "ok";
     scene.lose(9);
     assert_eq!(scene.verdicts(), [Verdict::InWindow]);
-    scene.held().latest = Some(Ok(9));
+    scene.contents().latest = Some(Ok(9));
     assert_eq!(scene.verdicts(), [Verdict::InWindow, Verdict::InWindow]);
-    scene.held().latest = Some(Ok(8));
+    scene.contents().latest = Some(Ok(8));
     assert!(scene.verdicts().contains(&Verdict::OffsetReused));
-    scene.held().latest = Some(Ok(10));
+    scene.contents().latest = Some(Ok(10));
     scene.lose(8);
     assert!(scene.verdicts().contains(&Verdict::SilentLoss));
 }
 
 #[test]
-fn a_record_without_an_answer_may_be_there_and_nothing_else_may() {
+fn only_an_unanswered_record_may_be_present_or_missing() {
     let mut scene = Scene::new();
     let mut record = scene.model.log(&partition()).records[&9].clone();
     record.id = 77;
     let value = Some(record.value());
-    let seen = Seen { key: None, value, timestamp_ms: 0 };
-    scene.held().all.records.insert(10, seen);
-    assert_eq!(scene.verdicts(), [Verdict::FalseBytes]);
+    let fetched = Fetched { key: None, value, timestamp_ms: 0 };
+    scene.contents().all.records.insert(10, fetched);
+    assert_eq!(scene.verdicts(), [Verdict::WrongBytes]);
     scene.model.doubtful.push(record);
     assert_eq!(scene.verdicts(), []);
 }
 
 #[test]
-fn what_is_called_lost_and_is_there_is_misstated() {
+fn a_present_record_that_is_reported_as_lost_is_misreported() {
     let mut scene = Scene::new();
-    scene.stated.partitions = [(partition(), lost(8, 9))].into();
-    assert_eq!(scene.verdicts(), [Verdict::LossMisstated]);
-    // The offset of a marker has no record, and offsets beyond the end may be skipped.
-    scene.stated.partitions = [(partition(), [lost(6, 7), lost(10, 64)].concat())].into();
+    scene.reported.partitions = [(partition(), lost(8, 9))].into();
+    assert_eq!(scene.verdicts(), [Verdict::LossMisreported]);
+    // A marker's offset has no record, and offsets beyond the end may be skipped.
+    scene.reported.partitions = [(partition(), [lost(6, 7), lost(10, 64)].concat())].into();
     assert_eq!(scene.verdicts(), []);
 }
 
 #[test]
-fn more_than_was_damaged_must_not_be_lost() {
+fn records_that_were_not_damaged_must_not_be_lost() {
     let mut scene = Scene::new();
     scene.lose(8);
-    scene.stated.partitions = [(partition(), lost(8, 9))].into();
+    scene.reported.partitions = [(partition(), lost(8, 9))].into();
     scene.reach = Some([Extent { stream: 7, start: 8, end: 9 }].into());
-    assert_eq!(scene.verdicts(), [Verdict::LossStated]);
+    assert_eq!(scene.verdicts(), [Verdict::LossReported]);
     for extent in [Extent { stream: 7, start: 9, end: 12 }, Extent { stream: 8, start: 8, end: 9 }]
     {
         scene.reach = Some([extent].into());
-        assert_eq!(scene.verdicts(), [Verdict::LossStated, Verdict::LossExcessive]);
+        assert_eq!(scene.verdicts(), [Verdict::LossReported, Verdict::LossExcessive]);
     }
 }
 
 #[test]
-fn an_error_must_end_the_read() {
+fn only_a_final_error_is_a_read_error() {
     let mut scene = Scene::new();
-    for (why, verdict) in [
-        (Why::Code(CORRUPT_MESSAGE), Verdict::ReadError),
-        (Why::Code(56), Verdict::EndlessRetry),
-        (Why::Nothing, Verdict::Hang),
-        (Why::Unreadable("no batch".into()), Verdict::FalseBytes),
+    for (failure, verdict) in [
+        (ReadFailure::Code(CORRUPT_MESSAGE), Verdict::ReadError),
+        (ReadFailure::Code(56), Verdict::EndlessRetry),
+        (ReadFailure::NoData, Verdict::Hang),
+        (ReadFailure::Malformed("no batch".into()), Verdict::WrongBytes),
     ] {
-        scene.refuse(8, &why);
-        assert_eq!(scene.verdicts().last(), Some(&verdict), "{why:?}");
+        scene.make_unreadable(8, &failure);
+        assert_eq!(scene.verdicts().last(), Some(&verdict), "{failure:?}");
     }
-    // An error where only a marker is.
+    // An error at a marker only.
     let mut scene = Scene::new();
-    scene.refuse(6, &Why::Code(56));
+    scene.make_unreadable(6, &ReadFailure::Code(56));
     assert_eq!(scene.verdicts(), [Verdict::EndlessRetry]);
 }
 
 #[test]
-fn reads_may_be_repeated_while_health_says_that_the_object_store_is_away() {
+fn reads_may_be_repeated_while_health_reports_an_unavailable_object_store() {
     for (health, verdict) in [
         (
             "degraded\ncold_reads_failing: a: b is not the directory that was opened: c",
@@ -245,96 +247,96 @@ fn reads_may_be_repeated_while_health_says_that_the_object_store_is_away() {
     ] {
         let mut scene = Scene::new();
         scene.health = health;
-        scene.refuse(8, &Why::Code(56));
+        scene.make_unreadable(8, &ReadFailure::Code(56));
         assert!(scene.verdicts().contains(&verdict), "{health}");
     }
 }
 
 #[test]
-fn other_bytes_are_false_whatever_differs() {
-    let spoil: [fn(&mut Seen); 3] = [
-        |seen| seen.key = None,
-        |seen| seen.value.as_mut().unwrap()[29] ^= 1,
-        |seen| seen.timestamp_ms += 1,
+fn any_difference_of_a_record_is_wrong_bytes() {
+    let spoil: [fn(&mut Fetched); 3] = [
+        |fetched| fetched.key = None,
+        |fetched| fetched.value.as_mut().unwrap()[29] ^= 1,
+        |fetched| fetched.timestamp_ms += 1,
     ];
     for spoil in spoil {
         let mut scene = Scene::new();
-        scene.held().by_time = None;
-        spoil(scene.held().all.records.get_mut(&9).unwrap());
-        assert_eq!(scene.verdicts(), [Verdict::FalseBytes]);
+        scene.contents().by_time = None;
+        spoil(scene.contents().all.records.get_mut(&9).unwrap());
+        assert_eq!(scene.verdicts(), [Verdict::WrongBytes]);
     }
     let mut scene = Scene::new();
-    let seen = scene.held().all.records[&9].clone();
-    scene.held().all.records.insert(10, seen);
-    assert_eq!(scene.verdicts(), [Verdict::FalseBytes]);
+    let fetched = scene.contents().all.records[&9].clone();
+    scene.contents().all.records.insert(10, fetched);
+    assert_eq!(scene.verdicts(), [Verdict::WrongBytes]);
 }
 
 #[test]
 fn outcomes_must_not_change() {
     let mut hidden = Scene::new();
-    hidden.held().committed.records.remove(&2);
+    hidden.contents().committed.records.remove(&2);
     assert_eq!(hidden.verdicts(), [Verdict::WrongOutcome]);
-    let abort = |producer_id, place| Abort { producer_id, place };
+    let abort = |producer_id, position| Abort { producer_id, position };
     let other = Partition { topic: "t".into(), index: 1 };
     for (abort, verdict) in [
-        (abort(5, Some((partition(), 2))), Verdict::LossStated),
+        (abort(5, Some((partition(), 2))), Verdict::LossReported),
         (abort(5, None), Verdict::LossInexact),
-        // Of another transaction, in another partition, of another producer.
+        // Another transaction, another partition, another producer.
         (abort(5, Some((partition(), 4))), Verdict::WrongOutcome),
         (abort(5, Some((other, 2))), Verdict::WrongOutcome),
         (abort(6, Some((partition(), 2))), Verdict::WrongOutcome),
         (abort(6, None), Verdict::WrongOutcome),
     ] {
-        hidden.stated.aborts = [abort.clone()].into();
+        hidden.reported.aborts = [abort.clone()].into();
         assert_eq!(hidden.verdicts(), [verdict], "{abort:?}");
     }
-    // What is stated is no excuse if the decision was not damaged.
-    hidden.stated.aborts = [abort(5, Some((partition(), 2)))].into();
+    // A report is no excuse if the decision was not damaged.
+    hidden.reported.aborts = [abort(5, Some((partition(), 2)))].into();
     hidden.reach = Some([Extent { stream: 7, start: 3, end: 4 }].into());
     assert_eq!(hidden.verdicts(), [Verdict::WrongOutcome]);
     hidden.reach = Some([Extent { stream: 8, start: 3, end: 4 }].into());
-    assert_eq!(hidden.verdicts(), [Verdict::LossStated]);
+    assert_eq!(hidden.verdicts(), [Verdict::LossReported]);
 
     let mut shown = Scene::new();
-    let seen = shown.held().all.records[&4].clone();
-    shown.held().committed.records.insert(4, seen);
+    let fetched = shown.contents().all.records[&4].clone();
+    shown.contents().committed.records.insert(4, fetched);
     assert_eq!(shown.verdicts(), [Verdict::WrongOutcome]);
 
     let mut stuck = Scene::new();
-    stuck.held().committed.stable_end = 4;
+    stuck.contents().committed.last_stable_offset = 4;
     assert_eq!(stuck.verdicts(), [Verdict::WrongOutcome]);
     stuck.model.transactions[1].outcome = Outcome::Open;
-    stuck.held().committed.records.retain(|offset, _| *offset < 4);
+    stuck.contents().committed.records.retain(|offset, _| *offset < 4);
     assert_eq!(stuck.verdicts(), []);
 }
 
 #[test]
-fn the_end_must_not_go_back() {
+fn the_high_watermark_must_not_decrease() {
     let mut scene = Scene::new();
-    scene.held().latest = Some(Ok(9));
+    scene.contents().latest = Some(Ok(9));
     assert_eq!(scene.verdicts(), [Verdict::OffsetReused]);
-    scene.held().latest = Some(Ok(64));
+    scene.contents().latest = Some(Ok(64));
     assert_eq!(scene.verdicts(), []);
-    scene.held().latest = Some(Err(6));
+    scene.contents().latest = Some(Err(6));
     assert_eq!(scene.verdicts(), [Verdict::Hang]);
     let mut scene = Scene::new();
-    scene.held().earliest = Some(Ok(1));
+    scene.contents().earliest = Some(Ok(1));
     assert_eq!(scene.verdicts(), [Verdict::SilentLoss]);
 }
 
 #[test]
-fn a_search_by_time_finds_the_first_record_and_its_time() {
+fn a_search_by_timestamp_finds_the_first_record_and_its_timestamp() {
     for (answer, verdicts) in [
-        (Ok((4, 100)), vec![Verdict::FalseBytes]),
-        (Ok((5, 106)), vec![Verdict::FalseBytes]),
-        (Ok((7, 107)), vec![Verdict::FalseBytes]),
-        (Ok((-1, -1)), vec![Verdict::FalseBytes]),
+        (Ok((4, 100)), vec![Verdict::WrongBytes]),
+        (Ok((5, 106)), vec![Verdict::WrongBytes]),
+        (Ok((7, 107)), vec![Verdict::WrongBytes]),
+        (Ok((-1, -1)), vec![Verdict::WrongBytes]),
         (Err(56), vec![Verdict::EndlessRetry]),
         (Err(2), vec![Verdict::ReadError]),
         (Ok((5, 105)), vec![]),
     ] {
         let mut scene = Scene::new();
-        scene.held().by_time = Some((105, answer));
+        scene.contents().by_time = Some((105, answer));
         assert_eq!(scene.verdicts(), verdicts, "{answer:?}");
     }
 }
@@ -347,96 +349,102 @@ fn two_partitions() -> (Scene, Partition) {
     record.id = 100;
     scene.model.topics.get_mut("t").unwrap().push(Log::default());
     scene.model.acknowledged(&other, 0, vec![record.clone()]);
-    let seen = Seen {
+    let fetched = Fetched {
         key: record.key.clone().map(String::into_bytes),
         value: Some(record.value()),
         timestamp_ms: record.timestamp_ms,
     };
-    let view =
-        View { records: [(0, seen)].into(), high_watermark: 1, stable_end: 1, ..View::default() };
-    let held = Held { all: view.clone(), committed: view, ..Held::default() };
-    scene.observation.partitions.insert(other.clone(), held);
+    let view = View {
+        records: [(0, fetched)].into(),
+        high_watermark: 1,
+        last_stable_offset: 1,
+        ..View::default()
+    };
+    let contents = Contents { all: view.clone(), committed: view, ..Contents::default() };
+    scene.observation.partitions.insert(other.clone(), contents);
     (scene, other)
 }
 
 #[test]
-fn a_transaction_is_shown_as_a_whole_whatever_was_stated() {
+fn a_transaction_is_visible_as_a_whole_regardless_of_reports() {
     let (mut scene, other) = two_partitions();
     assert_eq!(scene.verdicts(), []);
     let abort =
-        |partition: Partition, first| Abort { producer_id: 5, place: Some((partition, first)) };
-    scene.stated.aborts = [abort(partition(), 2), abort(other.clone(), 0)].into();
-    scene.held().committed.records.remove(&2);
-    assert_eq!(scene.verdicts(), [Verdict::LossStated, Verdict::WrongOutcome]);
+        |partition: Partition, first| Abort { producer_id: 5, position: Some((partition, first)) };
+    scene.reported.aborts = [abort(partition(), 2), abort(other.clone(), 0)].into();
+    scene.contents().committed.records.remove(&2);
+    assert_eq!(scene.verdicts(), [Verdict::LossReported, Verdict::WrongOutcome]);
     let hide = |scene: &mut Scene| {
-        let held = scene.observation.partitions.get_mut(&other).unwrap();
-        held.committed.records.clear();
+        let contents = scene.observation.partitions.get_mut(&other).unwrap();
+        contents.committed.records.clear();
     };
     hide(&mut scene);
-    assert_eq!(scene.verdicts(), [Verdict::LossStated, Verdict::LossStated]);
+    assert_eq!(scene.verdicts(), [Verdict::LossReported, Verdict::LossReported]);
 
-    // The same if it was aborted: it is shown in one partition.
+    // An aborted transaction is also checked: it is visible in one partition.
     let (mut scene, _) = two_partitions();
     scene.model.transactions[0].outcome = Outcome::Aborted;
     hide(&mut scene);
     assert_eq!(scene.verdicts(), [Verdict::WrongOutcome, Verdict::WrongOutcome]);
 
-    // What cannot be read, or not yet, is not hidden.
+    // Records that cannot be read, or not yet, do not count as hidden.
     let (mut scene, other) = two_partitions();
     hide(&mut scene);
-    let held = scene.observation.partitions.get_mut(&other).unwrap();
-    held.committed.refused = vec![Refused { from: 0, to: 1, why: Why::Code(CORRUPT_MESSAGE) }];
+    let contents = scene.observation.partitions.get_mut(&other).unwrap();
+    contents.committed.unreadable =
+        vec![UnreadableRange { from: 0, to: 1, failure: ReadFailure::Code(CORRUPT_MESSAGE) }];
     assert_eq!(scene.verdicts(), [Verdict::ReadError]);
-    let held = scene.observation.partitions.get_mut(&other).unwrap();
-    (held.all.records, held.committed.refused) = Default::default();
+    let contents = scene.observation.partitions.get_mut(&other).unwrap();
+    (contents.all.records, contents.committed.unreadable) = Default::default();
     assert_eq!(scene.verdicts(), [Verdict::SilentLoss]);
 }
 
 #[test]
-fn positions_of_groups_must_be_there() {
+fn committed_offsets_of_groups_must_be_present() {
     let mut scene = Scene::new();
-    for (held, verdict) in [
+    for (contents, verdict) in [
         (Ok(vec![(partition(), 2)]), Verdict::SilentLoss),
         (Ok(vec![]), Verdict::SilentLoss),
-        (Ok(vec![(partition(), 4)]), Verdict::FalseBytes),
-        (Ok(vec![(partition(), 1)]), Verdict::FalseBytes),
+        (Ok(vec![(partition(), 4)]), Verdict::WrongBytes),
+        (Ok(vec![(partition(), 1)]), Verdict::WrongBytes),
         (Err(14), Verdict::Hang),
     ] {
-        scene.observation.groups = [("g".into(), held)].into();
+        scene.observation.groups = [("g".into(), contents)].into();
         assert_eq!(scene.verdicts(), [verdict]);
     }
     let other = Partition { topic: "t".into(), index: 1 };
     scene.observation.groups = [("g".into(), Ok(vec![(partition(), 3), (other, 1)]))].into();
-    assert_eq!(scene.verdicts(), [Verdict::FalseBytes]);
+    assert_eq!(scene.verdicts(), [Verdict::WrongBytes]);
 }
 
 #[test]
-fn a_position_goes_back_only_if_the_offsets_of_groups_are_lost() {
+fn a_committed_offset_decreases_only_if_the_offsets_of_groups_are_lost() {
     let mut scene = Scene::new();
     let states = |of: &str| [(of.to_owned(), lost(5, 6))].into();
-    for held in [vec![(partition(), 2)], vec![]] {
-        scene.observation.groups = [("g".into(), Ok(held))].into();
+    for contents in [vec![(partition(), 2)], vec![]] {
+        scene.observation.groups = [("g".into(), Ok(contents))].into();
         for (of, verdict) in [
-            ("groups offsets", Verdict::LossStated),
+            ("groups offsets", Verdict::LossReported),
             ("groups members", Verdict::SilentLoss),
             ("transactions", Verdict::SilentLoss),
         ] {
-            scene.stated.states = states(of);
+            scene.reported.states = states(of);
             assert_eq!(scene.verdicts(), [verdict], "{of}");
         }
-        scene.stated.states.clear();
-        scene.stated.streams = lost(5, 6);
+        scene.reported.states.clear();
+        scene.reported.streams = lost(5, 6);
         assert_eq!(scene.verdicts(), [Verdict::LossUnnamed]);
-        scene.stated.streams.clear();
+        scene.reported.streams.clear();
     }
-    // One that was not committed is no step back, and one that was committed is no excuse.
+    // An offset that was never committed is not an earlier one, and an offset that was is no
+    // excuse.
     scene.observation.groups = [("g".into(), Ok(vec![(partition(), 1)]))].into();
-    scene.stated.states = states("groups offsets");
-    assert_eq!(scene.verdicts(), [Verdict::FalseBytes]);
+    scene.reported.states = states("groups offsets");
+    assert_eq!(scene.verdicts(), [Verdict::WrongBytes]);
 }
 
 #[test]
-fn offsets_of_a_transaction_go_with_its_records() {
+fn staged_offsets_share_the_outcome_of_their_transaction() {
     let mut scene = Scene::new();
     let (committed, aborted) = (Some(0), Some(1));
     scene.model.commit("g", &partition(), Commit { offset: 7, txn: committed });
@@ -447,21 +455,21 @@ fn offsets_of_a_transaction_go_with_its_records() {
     };
     assert_eq!(found(&mut scene, 7), []);
     assert_eq!(found(&mut scene, 3), [Verdict::SilentLoss]);
-    scene.stated.states = [("transactions".into(), lost(0, 1))].into();
-    assert_eq!(found(&mut scene, 3), [Verdict::LossStated]);
-    assert_eq!(found(&mut scene, 2), [Verdict::SilentLoss], "3 is of no transaction");
-    // Whatever was lost, what was aborted is never committed.
-    scene.stated.states.insert("groups offsets".into(), lost(0, 1));
+    scene.reported.states = [("transactions".into(), lost(0, 1))].into();
+    assert_eq!(found(&mut scene, 3), [Verdict::LossReported]);
+    assert_eq!(found(&mut scene, 2), [Verdict::SilentLoss], "3 is outside any transaction");
+    // Regardless of losses, staged offsets of an aborted transaction are never committed.
+    scene.reported.states.insert("groups offsets".into(), lost(0, 1));
     assert_eq!(found(&mut scene, 900), [Verdict::WrongOutcome]);
 
-    scene.stated.aborts = [Abort { producer_id: 5, place: Some((partition(), 2)) }].into();
-    scene.held().committed.records.remove(&2);
-    assert_eq!(found(&mut scene, 3), [Verdict::LossStated, Verdict::LossStated]);
-    assert_eq!(found(&mut scene, 7), [Verdict::LossStated, Verdict::WrongOutcome]);
+    scene.reported.aborts = [Abort { producer_id: 5, position: Some((partition(), 2)) }].into();
+    scene.contents().committed.records.remove(&2);
+    assert_eq!(found(&mut scene, 3), [Verdict::LossReported, Verdict::LossReported]);
+    assert_eq!(found(&mut scene, 7), [Verdict::LossReported, Verdict::WrongOutcome]);
 }
 
 #[test]
-fn failures_are_worse_than_all_else() {
+fn failures_are_worse_than_all_other_verdicts() {
     let first = Verdict::ALL.iter().position(|verdict| verdict.is_failure()).unwrap();
     assert!(Verdict::ALL[first..].iter().all(|verdict| verdict.is_failure()));
     assert!(Verdict::ALL.is_sorted());

@@ -1,6 +1,6 @@
 //! The silent window: the last records before a kill, which neither a header of the log nor a later
-//! record proves to have been durable. Damage to them looks like a write that the kill has torn
-//! (docs/format/wal.md, 8), so they may be missing without a word.
+//! record proves to be durable. Damage to them is indistinguishable from a torn write
+//! (docs/format/wal.md, section 8), so they may be missing without a report.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,14 +12,14 @@ use super::model::Partition;
 /// Offsets by partition.
 pub(super) type Offsets = BTreeMap<Partition, Vec<Range<i64>>>;
 
-/// Whether an offset is among them.
+/// Whether an offset is in one of the ranges.
 pub(super) fn has(offsets: &Offsets, partition: &Partition, offset: i64) -> bool {
     let ranges = offsets.get(partition);
     ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&offset)))
 }
 
-/// The records of `before`, a log without damage, that may be missing from `now`, the same log with
-/// damage. `None` if none of them is damaged.
+/// Returns the records of `before`, a log without damage, that may be missing from `now`, the same
+/// log with damage. `None` if none of them is damaged.
 pub(super) fn unproven(before: &Files, now: &Files) -> Option<Vec<WalRecord>> {
     let records = wal_records(before);
     let nothing = Content::default();
@@ -34,7 +34,7 @@ pub(super) fn unproven(before: &Files, now: &Files) -> Option<Vec<WalRecord>> {
     (!unproven.iter().all(|record| is_intact(&record))).then_some(unproven)
 }
 
-/// The offsets of partitions in records of the log.
+/// Returns the partitions' offsets in records of the log.
 pub(super) fn offsets(records: &[WalRecord], streams: &BTreeMap<u64, Partition>) -> Offsets {
     let mut offsets = Offsets::new();
     for WalRecord { class, extent, .. } in records {

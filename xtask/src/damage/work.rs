@@ -1,4 +1,4 @@
-//! Work for a server, noted in the model as soon as it is acknowledged.
+//! Load for a server, recorded in the model as soon as it is acknowledged.
 
 use std::net::SocketAddr;
 use std::thread;
@@ -32,35 +32,35 @@ use crate::Error;
 const SERVER_TIMEOUT_MS: i32 = 30_000;
 const LOADING: i16 = 14;
 const CONCURRENT_TRANSACTIONS: i16 = 51;
-/// A transaction ends within milliseconds.
+/// Number of attempts; a transaction ends within milliseconds.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(20);
-/// Longer than any campaign, so that a transaction that is left open stays open.
+/// Longer than any campaign, so that an open transaction stays open.
 const TRANSACTION_TIMEOUT_MS: i32 = 23 * 60 * 60 * 1000;
-/// Beyond all offsets that are committed otherwise: what is added to those of transactions that are
-/// to be aborted, so that no other commit has them.
+/// Added to offsets that are committed in transactions to be aborted. It is beyond all other
+/// committed offsets, so that no other commit has the same one.
 pub(super) const ABORTED_OFFSETS: i64 = 1_000_000;
 
 /// A refusal by error code.
 #[derive(Debug)]
-pub(super) struct Refused {
+pub(super) struct RequestRefused {
     pub(super) what: &'static str,
     pub(super) code: i16,
 }
 
-impl std::fmt::Display for Refused {
+impl std::fmt::Display for RequestRefused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} is refused with error code {}", self.what, self.code)
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for RequestRefused {}
 
 fn accepted(what: &'static str, code: i16) -> Result<(), Error> {
-    if code == 0 { Ok(()) } else { Err(Refused { what, code }.into()) }
+    if code == 0 { Ok(()) } else { Err(RequestRefused { what, code }.into()) }
 }
 
-fn text(text: &str) -> StrBytes {
+fn string(text: &str) -> StrBytes {
     StrBytes::from_string(text.to_owned())
 }
 
@@ -69,22 +69,22 @@ pub(super) struct Worker<'a> {
     pub(super) client: Client,
     pub(super) model: &'a mut Model,
     /// The producer of the last request.
-    pub(super) who: Option<Who>,
+    pub(super) last_producer: Option<ProducerRef>,
 }
 
 /// A producer of the model.
 #[derive(Clone)]
-pub(super) enum Who {
+pub(super) enum ProducerRef {
     Session(usize),
     Idempotent(usize, Partition),
 }
 
 impl<'a> Worker<'a> {
     pub(super) fn new(address: SocketAddr, model: &'a mut Model) -> Result<Self, Error> {
-        Ok(Self { client: Client::connect(address)?, model, who: None })
+        Ok(Self { client: Client::connect(address)?, model, last_producer: None })
     }
 
-    /// Call again while the server asks for it: it still loads, or ends an earlier transaction.
+    /// Repeats a request while the server is still loading or ending an earlier transaction.
     fn call<R: Request>(
         &mut self,
         version: i16,
@@ -109,7 +109,7 @@ impl<'a> Worker<'a> {
         configs: &[(&str, &str)],
     ) -> Result<(), Error> {
         let configs = configs.iter().map(|(name, value)| {
-            CreatableTopicConfig::default().with_name(text(name)).with_value(Some(text(value)))
+            CreatableTopicConfig::default().with_name(string(name)).with_value(Some(string(value)))
         });
         let topic = CreatableTopic::default()
             .with_name(topic_name(name))
@@ -128,13 +128,13 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Records that the model does not have yet.
+    /// Creates records that the model does not contain yet.
     pub(super) fn records(&mut self, count: usize, bytes: usize, key: Option<&str>) -> Vec<Record> {
         let record = |id| Record {
             id,
             bytes,
             key: key.map(str::to_owned),
-            // Any time that grows with the records, and is not so old that retention takes them.
+            // Any time that grows with the records and is recent enough for retention to keep them.
             timestamp_ms: now_ms() + id as i64,
             txn: None,
         };
@@ -143,23 +143,27 @@ impl<'a> Worker<'a> {
         (first..self.model.next_id).map(record).collect()
     }
 
-    /// Produce without an id. The first offset that the server has assigned is returned.
+    /// Produces without a producer ID. Returns the first offset that the server has assigned.
     pub(super) fn produce(
         &mut self,
         partition: &Partition,
         records: Vec<Record>,
     ) -> Result<i64, Error> {
-        self.who = None;
+        self.last_producer = None;
         let batch = encode_batch(&records, Producer::NONE)?;
         let sent = self.send_batch(7, partition, None, batch);
-        let base = self.doubt(sent, &records)?;
+        let base = self.note_unanswered(sent, &records)?;
         self.model.acknowledged(partition, base, records);
         Ok(base)
     }
 
-    /// Without an answer it is unknown whether the records are there.
-    fn doubt(&mut self, sent: Result<i64, Error>, records: &[Record]) -> Result<i64, Error> {
-        if sent.as_ref().is_err_and(|error| !error.is::<Refused>()) {
+    /// Records that a request without an answer may or may not have appended its records.
+    fn note_unanswered(
+        &mut self,
+        sent: Result<i64, Error>,
+        records: &[Record],
+    ) -> Result<i64, Error> {
+        if sent.as_ref().is_err_and(|error| !error.is::<RequestRefused>()) {
             self.model.doubtful.extend_from_slice(records);
         }
         sent
@@ -178,7 +182,7 @@ impl<'a> Worker<'a> {
             .with_name(topic_name(&partition.topic))
             .with_partition_data(vec![data]);
         let request = ProduceRequest::default()
-            .with_transactional_id(transactional_id.map(|id| TransactionalId(text(id))))
+            .with_transactional_id(transactional_id.map(|id| TransactionalId(string(id))))
             .with_acks(-1)
             .with_timeout_ms(SERVER_TIMEOUT_MS)
             .with_topic_data(vec![topic]);
@@ -187,13 +191,13 @@ impl<'a> Worker<'a> {
             topic.and_then(|topic| topic.partition_responses.first()).map_or(0, |it| it.error_code)
         };
         let answer = self.call(version, &request, code)?;
-        let told = answer.responses.first().and_then(|topic| topic.partition_responses.first());
-        let told = told.ok_or("an answer to Produce without a partition")?;
-        accepted("Produce", told.error_code)?;
-        Ok(told.base_offset)
+        let result = answer.responses.first().and_then(|topic| topic.partition_responses.first());
+        let result = result.ok_or("an answer to Produce without a partition")?;
+        accepted("Produce", result.error_code)?;
+        Ok(result.base_offset)
     }
 
-    /// Get an id for a producer that is idempotent and not transactional.
+    /// Gets an ID for a producer that is idempotent and not transactional.
     pub(super) fn identify(&mut self) -> Result<(), Error> {
         let request = InitProducerIdRequest::default()
             .with_transactional_id(None)
@@ -211,27 +215,27 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Produce with the next sequence number of an idempotent producer. A refusal is counted in the
-    /// model: the producer goes on with the same number.
+    /// Produces with the next sequence number of an idempotent producer. A refusal is counted in
+    /// the model: the producer continues with the same number.
     pub(super) fn produce_next(
         &mut self,
         producer: usize,
         partition: &Partition,
         records: Vec<Record>,
     ) -> Result<(), Error> {
-        self.who = Some(Who::Idempotent(producer, partition.clone()));
+        self.last_producer = Some(ProducerRef::Idempotent(producer, partition.clone()));
         let of = &self.model.idempotent[producer];
         let name = partition.to_string();
         let sequence = *of.sequences.get(&name).unwrap_or(&0);
         let (id, epoch) = (of.producer_id, of.epoch);
         let batch = encode_batch(&records, Producer { id, epoch, sequence, transactional: false })?;
         let sent = self.send_batch(7, partition, None, batch);
-        let sent = self.doubt(sent, &records);
+        let sent = self.note_unanswered(sent, &records);
         let of = &mut self.model.idempotent[producer];
         let base = match sent {
             Ok(base) => base,
             Err(error) => {
-                if error.is::<Refused>() {
+                if error.is::<RequestRefused>() {
                     *of.refusals.entry(name).or_default() += 1;
                 }
                 return Err(error);
@@ -243,11 +247,11 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Get a producer id and an epoch. A transaction of the same name that is open ends by an
-    /// abort.
+    /// Gets a producer ID and an epoch. An open transaction with the same transactional ID is
+    /// aborted by it.
     pub(super) fn initialise(&mut self, name: &str, second_version: bool) -> Result<usize, Error> {
         let request = InitProducerIdRequest::default()
-            .with_transactional_id(Some(TransactionalId(text(name))))
+            .with_transactional_id(Some(TransactionalId(string(name))))
             .with_transaction_timeout_ms(TRANSACTION_TIMEOUT_MS)
             .with_producer_id(ProducerId(-1))
             .with_producer_epoch(-1);
@@ -274,33 +278,33 @@ impl<'a> Worker<'a> {
         Ok(index)
     }
 
-    /// Write records inside the session's transaction, and begin one if none is open.
+    /// Writes records in the session's transaction; begins one if none is open.
     pub(super) fn write(
         &mut self,
         session: usize,
         partition: &Partition,
         mut records: Vec<Record>,
     ) -> Result<i64, Error> {
-        self.who = Some(Who::Session(session));
+        self.last_producer = Some(ProducerRef::Session(session));
         let of = self.model.sessions[session].clone();
         if !of.second_version {
             let topic = AddPartitionsToTxnTopic::default()
                 .with_name(topic_name(&partition.topic))
                 .with_partitions(vec![partition.index]);
             let request = AddPartitionsToTxnRequest::default()
-                .with_v3_and_below_transactional_id(TransactionalId(text(&of.transactional_id)))
+                .with_v3_and_below_transactional_id(TransactionalId(string(&of.transactional_id)))
                 .with_v3_and_below_producer_id(ProducerId(of.producer_id))
                 .with_v3_and_below_producer_epoch(of.epoch)
                 .with_v3_and_below_topics(vec![topic]);
             let code = |answer: &AddPartitionsToTxnResponse| {
                 let topic = answer.results_by_topic_v3_and_below.first();
-                let told = topic.and_then(|topic| topic.results_by_partition.first());
-                told.map_or(0, |told| told.partition_error_code)
+                let result = topic.and_then(|topic| topic.results_by_partition.first());
+                result.map_or(0, |result| result.partition_error_code)
             };
             let answer = self.call(3, &request, code)?;
             for topic in answer.results_by_topic_v3_and_below {
-                for told in topic.results_by_partition {
-                    accepted("AddPartitionsToTxn", told.partition_error_code)?;
+                for result in topic.results_by_partition {
+                    accepted("AddPartitionsToTxn", result.partition_error_code)?;
                 }
             }
         }
@@ -310,7 +314,7 @@ impl<'a> Worker<'a> {
         let batch = encode_batch(&records, producer)?;
         let version = if of.second_version { 12 } else { 7 };
         let base = self.send_batch(version, partition, Some(&of.transactional_id), batch)?;
-        let txn = self.begun(session);
+        let txn = self.open_transaction(session);
         records.iter_mut().for_each(|record| record.txn = Some(txn));
         let next = sequence + records.len() as i32;
         self.model.sessions[session].sequences.insert(partition.to_string(), next);
@@ -318,7 +322,7 @@ impl<'a> Worker<'a> {
         Ok(base)
     }
 
-    fn begun(&mut self, session: usize) -> usize {
+    fn open_transaction(&mut self, session: usize) -> usize {
         let transactions = &mut self.model.transactions;
         let session = &mut self.model.sessions[session];
         let producer_id = session.producer_id;
@@ -328,7 +332,7 @@ impl<'a> Worker<'a> {
         })
     }
 
-    /// Commit an offset of a group with the session's transaction, which goes on.
+    /// Stages a group's offset in the session's transaction, which stays open.
     pub(super) fn stage_offset(
         &mut self,
         session: usize,
@@ -336,14 +340,14 @@ impl<'a> Worker<'a> {
         partition: &Partition,
         offset: i64,
     ) -> Result<(), Error> {
-        self.who = Some(Who::Session(session));
+        self.last_producer = Some(ProducerRef::Session(session));
         let of = self.model.sessions[session].clone();
         if !of.second_version {
             let request = AddOffsetsToTxnRequest::default()
-                .with_transactional_id(TransactionalId(text(&of.transactional_id)))
+                .with_transactional_id(TransactionalId(string(&of.transactional_id)))
                 .with_producer_id(ProducerId(of.producer_id))
                 .with_producer_epoch(of.epoch)
-                .with_group_id(GroupId(text(group)));
+                .with_group_id(GroupId(string(group)));
             let answer = self.call(3, &request, |answer| answer.error_code)?;
             accepted("AddOffsetsToTxn", answer.error_code)?;
         }
@@ -355,8 +359,8 @@ impl<'a> Worker<'a> {
             .with_name(topic_name(&partition.topic))
             .with_partitions(vec![committed]);
         let request = TxnOffsetCommitRequest::default()
-            .with_transactional_id(TransactionalId(text(&of.transactional_id)))
-            .with_group_id(GroupId(text(group)))
+            .with_transactional_id(TransactionalId(string(&of.transactional_id)))
+            .with_group_id(GroupId(string(group)))
             .with_producer_id(ProducerId(of.producer_id))
             .with_producer_epoch(of.epoch)
             .with_generation_id(-1)
@@ -364,25 +368,25 @@ impl<'a> Worker<'a> {
         let version = if of.second_version { 5 } else { 3 };
         let code = |answer: &TxnOffsetCommitResponse| {
             let topic = answer.topics.first();
-            topic.and_then(|topic| topic.partitions.first()).map_or(0, |told| told.error_code)
+            topic.and_then(|topic| topic.partitions.first()).map_or(0, |result| result.error_code)
         };
         for topic in self.call(version, &request, code)?.topics {
-            for told in topic.partitions {
-                accepted("TxnOffsetCommit", told.error_code)?;
+            for result in topic.partitions {
+                accepted("TxnOffsetCommit", result.error_code)?;
             }
         }
-        let txn = Some(self.begun(session));
+        let txn = Some(self.open_transaction(session));
         self.model.commit(group, partition, Commit { offset, txn });
         Ok(())
     }
 
-    /// End the session's transaction.
+    /// Ends the session's transaction.
     pub(super) fn end(&mut self, session: usize, outcome: Outcome) -> Result<(), Error> {
-        self.who = Some(Who::Session(session));
+        self.last_producer = Some(ProducerRef::Session(session));
         let of = self.model.sessions[session].clone();
         let Some(txn) = of.open else { return Ok(()) };
         let request = EndTxnRequest::default()
-            .with_transactional_id(TransactionalId(text(&of.transactional_id)))
+            .with_transactional_id(TransactionalId(string(&of.transactional_id)))
             .with_producer_id(ProducerId(of.producer_id))
             .with_producer_epoch(of.epoch)
             .with_committed(outcome == Outcome::Committed);
@@ -400,7 +404,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Commit an offset of a group that has no members.
+    /// Commits an offset of a group without members.
     pub(super) fn commit_offset(
         &mut self,
         group: &str,
@@ -415,24 +419,24 @@ impl<'a> Worker<'a> {
             .with_name(topic_name(&partition.topic))
             .with_partitions(vec![committed]);
         let request = OffsetCommitRequest::default()
-            .with_group_id(GroupId(text(group)))
+            .with_group_id(GroupId(string(group)))
             .with_generation_id_or_member_epoch(-1)
             .with_topics(vec![topic]);
         for topic in self.client.call(8, &request)?.topics {
-            for told in topic.partitions {
-                accepted("OffsetCommit", told.error_code)?;
+            for result in topic.partitions {
+                accepted("OffsetCommit", result.error_code)?;
             }
         }
         self.model.commit(group, partition, Commit { offset, txn: None });
         Ok(())
     }
 
-    /// Join a consumer group, so that the server has a member to remember. Its state is not
+    /// Joins a consumer group, so that the server has a member in its state. The member is not
     /// compared afterwards.
     pub(super) fn join(&mut self, group: &str, topic: &str) -> Result<(), Error> {
         let request = ConsumerGroupHeartbeatRequest::default()
-            .with_group_id(GroupId(text(group)))
-            .with_member_id(text(&format!("member-of-{group}")))
+            .with_group_id(GroupId(string(group)))
+            .with_member_id(string(&format!("member-of-{group}")))
             .with_rebalance_timeout_ms(60_000)
             .with_subscribed_topic_names(Some(vec![topic_name(topic)]))
             .with_topic_partitions(Some(Vec::new()));
