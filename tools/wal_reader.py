@@ -189,9 +189,9 @@ def newest(slots):
     """Chooses the valid header (6, "Headers")."""
     kinds = [kind for kind, _ in slots]
     valid = [what for kind, what in slots if kind == "valid"]
-    told = ", ".join(f"slot {at}: {kind} ({what})" for at, (kind, what) in enumerate(slots) if kind != "valid")
+    invalid = ", ".join(f"slot {at}: {kind} ({what})" for at, (kind, what) in enumerate(slots) if kind != "valid")
     if "future" in kinds:
-        raise Refused(f"written by a newer version: {told}")
+        raise Refused(f"written by a newer version: {invalid}")
     if len(valid) == 2:
         if valid[0].generation == valid[1].generation:
             raise Damaged("both headers have the same generation: two writers, or a copied slot")
@@ -202,8 +202,8 @@ def newest(slots):
     if kinds == ["empty", "empty"]:
         raise Refused("not formatted: both header slots are zero")
     if "damaged" in kinds:
-        raise Damaged(f"both headers are lost: {told}")
-    raise Refused(f"not a write-ahead log: {told}")
+        raise Damaged(f"both headers are lost: {invalid}")
+    raise Refused(f"not a write-ahead log: {invalid}")
 
 
 @dataclass

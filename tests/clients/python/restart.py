@@ -95,7 +95,7 @@ def the_group_goes_on_where_it_committed():
 
 
 @test
-def the_group_is_listed_though_nobody_is_in_it():
+def the_group_is_listed_without_members():
     listed = admin().list_consumer_groups().result(PATIENCE_SECONDS)
     check("survivors" in [group.group_id for group in listed.valid], "the group is listed")
     described = admin().describe_consumer_groups(["survivors"])["survivors"].result(PATIENCE_SECONDS)

@@ -96,8 +96,8 @@ async def a_batch_that_the_application_has_built():
         for number in range(10):
             check(batch.append(key=None, value=b"%d" % number, timestamp=None), "the batch has space")
         batch.close()
-        told = await (await producer.send_batch(batch, topic, partition=0))
-        equal(told.offset, 0, "the first offset")
+        metadata = await (await producer.send_batch(batch, topic, partition=0))
+        equal(metadata.offset, 0, "the first offset")
     equal([record.value for record in await read([topic], 10)],
           [b"%d" % number for number in range(10)], "records")
 

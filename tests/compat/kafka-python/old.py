@@ -221,10 +221,10 @@ def groups_are_listed_described_and_deleted():
 def acls_are_created_described_and_deleted():
     client = admin()
     pattern = ResourcePattern(ResourceType.TOPIC, f"acl-{uuid.uuid4().hex[:8]}")
-    acl = ACL("User:somebody", "*", ACLOperation.READ, ACLPermissionType.ALLOW, pattern)
+    acl = ACL("User:carol", "*", ACLOperation.READ, ACLPermissionType.ALLOW, pattern)
     made = client.create_acls([acl])
     equal((made["succeeded"], made["failed"]), ([acl], []), "what is created")
-    wanted = ACLFilter("User:somebody", "*", ACLOperation.ANY, ACLPermissionType.ANY,
+    wanted = ACLFilter("User:carol", "*", ACLOperation.ANY, ACLPermissionType.ANY,
                        ResourcePatternFilter(ResourceType.TOPIC, pattern.resource_name,
                                              pattern.pattern_type))
     found = eventually("it is found", lambda: client.describe_acls(wanted)[0])

@@ -105,8 +105,8 @@ async function roundTrip(compression, settings = {}) {
   await asProducer(settings, async producer => {
     for (let from = 0; from < messages.length; from += 100) {
       const batch = messages.slice(from, from + 100)
-      const [told] = await producer.send({ topic, compression, acks: -1, messages: batch })
-      equal(told.baseOffset, `${from}`, 'the offset')
+      const [appended] = await producer.send({ topic, compression, acks: -1, messages: batch })
+      equal(appended.baseOffset, `${from}`, 'the offset')
     }
   })
   const got = (await read(topic, messages.length)).map(({ key, value, headers }) => ({
@@ -160,8 +160,8 @@ tests.offsets_are_committed_with_the_transaction = async () => {
     }
   })
   await asAdmin(async admin => {
-    const [told] = await admin.fetchOffsets({ groupId: consumerGroupId, topics: [source] })
-    equal(told.partitions[0].offset, '7', 'the offset')
+    const [committed] = await admin.fetchOffsets({ groupId: consumerGroupId, topics: [source] })
+    equal(committed.partitions[0].offset, '7', 'the offset')
   })
   const values = (await read(target, 2)).map(record => record.value.toString())
   equal(values, ['5', '7'], 'records with read_committed')
@@ -180,8 +180,8 @@ tests.a_second_producer_of_the_same_name_ends_the_first = async () => {
       await kept.send({ topic, messages: [{ value: 'kept' }] })
       await kept.commit()
     })
-    const told = await lost.commit().then(() => 'nothing', error => error.type)
-    check(['INVALID_PRODUCER_EPOCH', 'PRODUCER_FENCED'].includes(told), `the first producer got ${told}`)
+    const failure = await lost.commit().then(() => 'nothing', error => error.type)
+    check(['INVALID_PRODUCER_EPOCH', 'PRODUCER_FENCED'].includes(failure), `the first producer got ${failure}`)
   })
   equal((await read(topic, 1)).map(record => record.value.toString()), ['kept'], 'what is read')
 }
@@ -328,7 +328,7 @@ tests.acls_are_created_described_and_deleted = () => asAdmin(async admin => {
     resourceType: AclResourceTypes.TOPIC,
     resourceName: unique('acl'),
     resourcePatternType: ResourcePatternTypes.LITERAL,
-    principal: 'User:somebody',
+    principal: 'User:carol',
     host: '*',
     operation: AclOperationTypes.READ,
     permissionType: AclPermissionTypes.ALLOW,
@@ -336,7 +336,7 @@ tests.acls_are_created_described_and_deleted = () => asAdmin(async admin => {
   equal(await admin.createAcls({ acl: [acl] }), true, 'it is created')
   await until('it is found', async () => (await admin.describeAcls(acl)).resources.length === 1)
   const { filterResponses } = await admin.deleteAcls({ filters: [acl] })
-  equal(filterResponses[0].matchingAcls.map(each => each.principal), ['User:somebody'], 'what is deleted')
+  equal(filterResponses[0].matchingAcls.map(each => each.principal), ['User:carol'], 'what is deleted')
 })
 
 async function main(names) {

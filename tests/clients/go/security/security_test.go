@@ -150,15 +150,15 @@ func thereAndBack(t *testing.T, listener string, options ...kgo.Opt) {
 }
 
 // keep writes an error to the file in which the suite checks what the server reveals to clients.
-func keep(t *testing.T, told error) {
+func keep(t *testing.T, reported error) {
 	t.Helper()
-	if told == nil {
+	if reported == nil {
 		return
 	}
 	file, err := os.OpenFile(os.Getenv("ERRORS"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	must(t, err)
 	defer file.Close()
-	_, err = fmt.Fprintf(file, "go: %s\n", strings.ReplaceAll(told.Error(), "\n", " "))
+	_, err = fmt.Fprintf(file, "go: %s\n", strings.ReplaceAll(reported.Error(), "\n", " "))
 	must(t, err)
 }
 
@@ -224,12 +224,12 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-func TestNobodyMayDoAnything(t *testing.T) {
+func TestClientsWithoutPermissionsAreRefused(t *testing.T) {
 	must(t, prepare())
 	bob := []kgo.Opt{trusting(t, "ca.pem", ""), kgo.SASL(scram512("bob", secret("bob")))}
 	for name, c := range map[string]*kgo.Client{
-		"bob":    client(t, "SASL_TLS", bob...),
-		"nobody": client(t, "TLS", trusting(t, "ca.pem", "")),
+		"bob":       client(t, "SASL_TLS", bob...),
+		"anonymous": client(t, "TLS", trusting(t, "ca.pem", "")),
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := c.ProduceSync(soon(t), &kgo.Record{Topic: topic, Value: []byte("x")}).First()

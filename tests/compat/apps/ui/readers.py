@@ -64,7 +64,7 @@ def main():
         answered.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    print("look", flush=True)
+    print("ready", flush=True)
     # A member that does not poll is removed from its group.
     while not answered.is_set():
         for consumer in consumers:

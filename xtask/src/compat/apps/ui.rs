@@ -19,7 +19,7 @@ use crate::setup::Kaskade;
 const TOPIC: &str = "shown";
 
 /// The line that the program that fills the topic prints when it is done.
-const LOOK: &str = "look";
+const READY: &str = "ready";
 
 /// Number of the topic's records that are neither markers nor aborted.
 const RECORDS: u32 = 41;
@@ -41,16 +41,16 @@ pub(super) fn kaskade(
     root: &Path,
     directory: &Path,
 ) -> Result<(), Error> {
-    let place = directory.join("kaskade");
+    let scratch = directory.join("kaskade");
     let address = peer.address();
     // Everything is refreshed only on request.
     let admin = ["admin", "-b", &address, "--refresh-interval", "0"];
-    let admin = Terminal::start(peer, kaskade, &place.join("admin"), &admin)?;
+    let admin = Terminal::start(peer, kaskade, &scratch.join("admin"), &admin)?;
     create(&admin)?;
     let mut readers = peer.client(&kaskade.python);
     readers.arg(root.join("tests/compat/apps/ui/readers.py")).arg(TOPIC);
     let ended = converse(&mut readers, LIMIT, |line, input| {
-        if line == LOOK {
+        if line == READY {
             describe(&admin, &address)?;
             input.write_all(b"\n")?;
         }
@@ -61,7 +61,7 @@ pub(super) fn kaskade(
     }
     let consumer =
         ["consumer", "-b", &address, "-t", TOPIC, "--earliest", "-k", "string", "-v", "string"];
-    let consumer = Terminal::start(peer, kaskade, &place.join("consumer"), &consumer)?;
+    let consumer = Terminal::start(peer, kaskade, &scratch.join("consumer"), &consumer)?;
     read(&consumer)?;
     consumer.quit()?;
     delete(&admin)?;
@@ -164,22 +164,22 @@ fn delete(admin: &Terminal) -> Result<(), Error> {
 
 /// A terminal that the UI runs in, in its own tmux. Both are ended when it is dropped.
 struct Terminal {
-    place: PathBuf,
+    scratch: PathBuf,
 }
 
 impl Terminal {
     fn start(
         peer: &Peer,
         kaskade: &Kaskade,
-        place: &Path,
+        scratch: &Path,
         arguments: &[&str],
     ) -> Result<Self, Error> {
-        fs::create_dir_all(place)?;
-        fs::write(place.join("tmux.conf"), TMUX)?;
-        let terminal = Self { place: place.to_path_buf() };
+        fs::create_dir_all(scratch)?;
+        fs::write(scratch.join("tmux.conf"), TMUX)?;
+        let terminal = Self { scratch: scratch.to_path_buf() };
         let mut tmux = terminal.tmux(peer.client("tmux"));
         // Keeps the operator's settings and logs out of the program's environment.
-        tmux.env("XDG_CONFIG_HOME", place).env("XDG_STATE_HOME", place);
+        tmux.env("XDG_CONFIG_HOME", scratch).env("XDG_STATE_HOME", scratch);
         tmux.env_remove("KASKADE_SETTINGS");
         tmux.args(["new-session", "-d", "-x", SIZE.0, "-y", SIZE.1]);
         tmux.args(["sh", "-c", TELL_STATUS, "sh"]);
@@ -189,7 +189,7 @@ impl Terminal {
 
     /// The socket's path is relative to the directory: an absolute path may exceed the limit.
     fn tmux(&self, mut tmux: Command) -> Command {
-        tmux.current_dir(&self.place).env("LC_ALL", "C.UTF-8").env_remove("TMUX");
+        tmux.current_dir(&self.scratch).env("LC_ALL", "C.UTF-8").env_remove("TMUX");
         tmux.args(["-u", "-S", "socket", "-f", "tmux.conf"]);
         tmux
     }
@@ -228,9 +228,9 @@ impl Terminal {
                 return Ok(());
             }
             let ended = self.ended()?.map(|status| format!("the program ended with {status}"));
-            let late = || format!("not within {} s", LIMIT.as_secs());
+            let timed_out = || format!("not within {} s", LIMIT.as_secs());
             if ended.is_some() || Instant::now() >= deadline {
-                let why = ended.unwrap_or_else(late);
+                let why = ended.unwrap_or_else(timed_out);
                 let lines = screen.lines.join("\n  | ");
                 return Err(format!("the screen does not show {what}: {why}\n  | {lines}").into());
             }
@@ -240,7 +240,7 @@ impl Terminal {
 
     /// The program's exit status, if it has ended.
     fn ended(&self) -> Result<Option<String>, Error> {
-        match fs::read_to_string(self.place.join("status")) {
+        match fs::read_to_string(self.scratch.join("status")) {
             Ok(status) => Ok(Some(status.trim().to_owned())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error.into()),
@@ -258,7 +258,7 @@ impl Terminal {
         if status.as_deref() != Some("0") {
             return Err(format!("the UI ended with {status:?}").into());
         }
-        let log = self.place.join("kaskade/kaskade.log");
+        let log = self.scratch.join("kaskade/kaskade.log");
         let text = fs::read_to_string(&log)?;
         match text.lines().find(|line| !line.contains(" INFO ")) {
             Some(line) => Err(format!("{} has: {line}", log.display()).into()),

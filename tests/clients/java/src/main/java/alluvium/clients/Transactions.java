@@ -139,22 +139,22 @@ final class Transactions {
     private static void fencing() throws Exception {
         Suite.createTopic("txn-fence", 1);
         KafkaProducer<String, String> old = producer("txn-fence");
-        try (KafkaProducer<String, String> young = producer("txn-fence")) {
+        try (KafkaProducer<String, String> successor = producer("txn-fence")) {
             old.initTransactions();
             old.beginTransaction();
             send(old, "txn-fence", "old");
-            young.initTransactions();
+            successor.initTransactions();
             fails(KafkaException.class, () -> {
                 send(old, "txn-fence", "fenced");
                 old.commitTransaction();
             });
-            young.beginTransaction();
-            send(young, "txn-fence", "young");
-            young.commitTransaction();
+            successor.beginTransaction();
+            send(successor, "txn-fence", "successor");
+            successor.commitTransaction();
         } finally {
             old.close(Duration.ZERO);
         }
-        equal(values("txn-fence", true), List.of("young"), "committed");
+        equal(values("txn-fence", true), List.of("successor"), "committed");
     }
 
     private static void offsets() throws Exception {

@@ -77,8 +77,8 @@ public final class Moving {
                 mirror.destroyForcibly().waitFor();
             }
         }
-        int failed = told(1, "the topic has its partitions and settings", settings);
-        failed += told(2, "each record is copied exactly once, in order, and none of an aborted transaction", records);
+        int failed = printResult(1, "the topic has its partitions and settings", settings);
+        failed += printResult(2, "each record is copied exactly once, in order, and none of an aborted transaction", records);
         // The producer and the group now use the other server's address.
         produce(TO, RECORDS, LATER, false);
         Set<String> readLater = read(TO, LATER);
@@ -89,7 +89,7 @@ public final class Moving {
         readLater.retainAll(readBefore);
         String goesOn = !missing.isEmpty() ? missing.size() + " records missing"
             : !readLater.isEmpty() ? readLater.size() + " records delivered again" : null;
-        failed += told(3, "the group resumes at its offsets", goesOn);
+        failed += printResult(3, "the group resumes at its offsets", goesOn);
         return failed;
     }
 
@@ -271,7 +271,7 @@ public final class Moving {
         }
     }
 
-    private static int told(int number, String test, String failure) {
+    private static int printResult(int number, String test, String failure) {
         System.out.println(failure == null ? "ok " + number + " - " + test : "not ok " + number + " - " + test + ": " + failure);
         return failure == null ? 0 : 1;
     }

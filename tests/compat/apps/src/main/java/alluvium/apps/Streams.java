@@ -72,7 +72,7 @@ public final class Streams {
     public static void main(String[] args) throws Exception {
         System.out.println("1..4");
         String invented = difference(Map.of("word", List.of(1L), "invented", List.of(1L)), Map.of("word", 1L));
-        int failed = told(1, "the comparison finds a word that was not written", invented != null ? null : "not found");
+        int failed = printResult(1, "the comparison finds a word that was not written", invented != null ? null : "not found");
         try (Admin admin = Admin.create(Map.of("bootstrap.servers", BOOTSTRAP)); var consumer = consumer(); var producer = producer()) {
             admin.createTopics(Stream.of("text", "titles", "counts", "counts-by-title")
                 .map(topic -> new NewTopic(topic, PARTITIONS, (short) 1)).toList()).all().get();
@@ -129,13 +129,13 @@ public final class Streams {
     private int judge() {
         String kills = killsOfTheApplication == KILLS_OF_THE_APPLICATION && killsOfTheServer == KILLS_OF_THE_SERVER ? null
             : killsOfTheApplication + " and " + killsOfTheServer + " within " + PATIENCE.toSeconds() + " s";
-        return told(2, "the application is killed " + KILLS_OF_THE_APPLICATION + " times and the server " + KILLS_OF_THE_SERVER
+        return printResult(2, "the application is killed " + KILLS_OF_THE_APPLICATION + " times and the server " + KILLS_OF_THE_SERVER
                 + " times, in open transactions", kills)
-            + told(3, "a word count is exact, despite kills of application and server", difference(counts, plain))
-            + told(4, "a count of a join is exact, despite kills of application and server", difference(countsByTitle, plainByTitle));
+            + printResult(3, "a word count is exact, despite kills of application and server", difference(counts, plain))
+            + printResult(4, "a count of a join is exact, despite kills of application and server", difference(countsByTitle, plainByTitle));
     }
 
-    private static int told(int number, String test, String failure) {
+    private static int printResult(int number, String test, String failure) {
         System.out.println(failure == null ? "ok " + number + " - " + test : "not ok " + number + " - " + test + ": " + failure);
         return failure == null ? 0 : 1;
     }

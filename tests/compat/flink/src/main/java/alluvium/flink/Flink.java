@@ -186,11 +186,11 @@ public final class Flink {
         Map<String, Integer> times = new HashMap<>();
         copied.forEach(value -> times.merge(value, 1, Integer::sum));
         StringBuilder wrong = new StringBuilder();
-        int told = 0;
+        int printed = 0;
         for (int number = 0; number < RECORDS; number++) {
             Integer count = times.remove(String.valueOf(number));
             int found = count == null ? 0 : count;
-            if (found != 1 && told++ < 5) {
+            if (found != 1 && printed++ < 5) {
                 wrong.append(number).append(found == 0 ? " not at all, " : found == 2 ? " twice, " : " " + found + " times, ");
             }
         }
