@@ -64,8 +64,8 @@ use ConfigType::{Boolean, Double, Int, List, Long, String as Text};
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
     used(CLEANUP_POLICY, List, DELETE, OneOf(&[COMPACT, DELETE]), "log.cleanup.policy",
-        "How old records are removed. delete: by retention.ms and retention.bytes. compact: each \
-         record needs a key, and the last record of each key is kept. With neither, all are kept."),
+        "Removal of old records. delete: by retention.ms and retention.bytes. compact: the last \
+         record of each key is kept; keys are required. Neither: all are kept."),
     used(GZIP_LEVEL, Int, "-1", MinusOneOr(1, 9), GZIP_LEVEL,
         "The level of gzip if compression.type is gzip; -1 for its default."),
     used(LZ4_LEVEL, Int, "9", Between(1, 17), LZ4_LEVEL,

@@ -36,9 +36,7 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "Metadata",
-        "The response contains a topic that the request creates. Kafka creates it in the \
-         background and answers UNKNOWN_TOPIC_OR_PARTITION at first. This server answers so for \
-         half a second after a topic of the name was deleted, and does not create it then.",
+        "The response contains a topic that the request creates; see the note below the table.",
     ),
     (
         "ApiVersions",
@@ -59,9 +57,8 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "DescribeConfigs",
-        "Topics with all settings of Kafka 4.4; brokers with the settings of their start, the \
-         defaults of topics, and those that Kafka's operators change at run time; groups. No log \
-         levels, no client metrics.",
+        "All topic settings of Kafka 4.4; groups; of brokers the start settings, topic defaults \
+         and those changeable at run time. No log levels, no client metrics.",
     ),
     ("AlterConfigs", "As IncrementalAlterConfigs."),
     (
@@ -87,10 +84,8 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "UpdateFeatures",
-        "The version of the server determines the level of each feature: an update to that level \
-         succeeds, any other fails with INVALID_UPDATE_VERSION. `kafka-features.sh describe` \
-         shows the levels; `upgrade --release-version` fails, since it also raises features that \
-         do not exist here (`kraft.version`, `streams.version`).",
+        "Succeeds only for the level that the version of the server determines; see the note \
+         below the table.",
     ),
     ("AddPartitionsToTxn", "Versions 4 and 5 are for requests between brokers."),
     ("WriteTxnMarkers", "Version 2 is for requests between brokers."),
@@ -190,6 +185,15 @@ This page is generated from the server's table of APIs, and checked against a ru
 const DYNAMIC: &str = include_str!("dynamic-configs-4.4.0.txt");
 
 const CHANGEABLE: &str = r"
+On a request of Metadata that creates a topic, Kafka answers UNKNOWN_TOPIC_OR_PARTITION at first and
+creates the topic in the background. This server answers so for half a second after a topic of the
+name was deleted, and does not create it then.
+
+The version of the server determines the level of each feature: UpdateFeatures to that level
+succeeds, any other fails with INVALID_UPDATE_VERSION. `kafka-features.sh describe` shows the
+levels; `upgrade --release-version` fails, since it also raises features that do not exist here
+(`kraft.version`, `streams.version`).
+
 ## Broker settings that can be changed at run time
 
 Every setting that Apache Kafka 4.4.0 lets operators change (`kafka-configs --alter --entity-type
