@@ -108,11 +108,11 @@ impl Load {
         let mut child = command.spawn()?;
         let input = child.stdin.take();
         let output = child.stdout.take().ok_or("no standard output")?;
-        let (told, lines) = mpsc::channel();
+        let (sender, lines) = mpsc::channel();
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 // After a failure of the campaign the receiver is gone.
-                let _ = told.send(line);
+                let _ = sender.send(line);
             }
         });
         Ok(Self { child, input, lines, log })
@@ -122,8 +122,8 @@ impl Load {
     fn check(&mut self) -> Result<String, Error> {
         let input = self.input.as_mut().ok_or("it has ended")?;
         let asked = input.write_all(b"check\n");
-        let told = self.lines.recv_timeout(CHECK_LIMIT);
-        asked.map_err(Error::from).and_then(|()| Ok(told?)).map_err(|error| {
+        let summary = self.lines.recv_timeout(CHECK_LIMIT);
+        asked.map_err(Error::from).and_then(|()| Ok(summary?)).map_err(|error| {
             let log = fs::read_to_string(&self.log).unwrap_or_default();
             format!("{error}\n{log}").into()
         })

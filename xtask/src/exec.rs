@@ -213,26 +213,26 @@ mod tests {
 
     #[test]
     fn a_program_receives_the_answer_to_its_request() {
-        let mut said = Vec::new();
+        let mut printed = Vec::new();
         let status = converse(&mut shell(), Duration::from_secs(60), |line, input| {
-            said.push(line.to_owned());
+            printed.push(line.to_owned());
             if line == "one" {
                 input.write_all(b"two\n")?;
             }
             Ok(())
         });
         assert!(status.unwrap().success());
-        assert_eq!(said, ["one", "two"]);
+        assert_eq!(printed, ["one", "two"]);
     }
 
     #[test]
     fn standard_error_is_followed_too() {
         let mut shell = Command::new("sh");
         shell.args(["-c", "echo one; echo two >&2; echo three; exit 2"]);
-        let mut said = Vec::new();
+        let mut printed = Vec::new();
         let limit = Duration::from_secs(60);
-        let status = follow_all(&mut shell, limit, |line| said.push(line.to_owned())).unwrap();
-        assert_eq!((said.join(" ").as_str(), status.code()), ("one two three", Some(2)));
+        let status = follow_all(&mut shell, limit, |line| printed.push(line.to_owned())).unwrap();
+        assert_eq!((printed.join(" ").as_str(), status.code()), ("one two three", Some(2)));
     }
 
     #[test]

@@ -50,11 +50,13 @@ for host in a b; do
     port=$target/iscsi/iqn.2026-01.invalid.disk:$host/tpgt_1
     $busybox mkdir -p $port/np/127.0.0.1:3260 $port/lun/lun_0
     $busybox ln -s $disk $port/lun/lun_0/port
-    for attribute in generate_node_acls=1 cache_dynamic_acls=1 demo_mode_write_protect=0 authentication=0; do
+    for attribute in generate_node_acls=1 cache_dynamic_acls=1 \\
+        demo_mode_write_protect=0 authentication=0; do
         echo ${attribute#*=} >$port/attrib/${attribute%=*}
     done
     echo 1 >$port/enable
-    /bin/iscsistart -i iqn.2026-01.invalid.host:$host -t iqn.2026-01.invalid.disk:$host -g 1 -a 127.0.0.1 -p 3260
+    /bin/iscsistart -i iqn.2026-01.invalid.host:$host \\
+        -t iqn.2026-01.invalid.disk:$host -g 1 -a 127.0.0.1 -p 3260
 done
 for disk in /dev/sda /dev/sdb; do
     for wait in $($busybox seq 200); do [ -b $disk ] && break; $busybox usleep 50000; done

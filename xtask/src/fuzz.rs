@@ -96,15 +96,15 @@ fn fuzz(root: &Path, target: &str, seconds: u64) -> Result<(), Error> {
     let what = describe(&command);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let started = Instant::now();
-    let mut told = Duration::ZERO;
+    let mut printed = Duration::ZERO;
     let mut tail = VecDeque::new();
     let stderr = child.stderr.take().expect("standard error is piped");
     for line in BufReader::new(stderr).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line).into_owned();
         // `#1234 NEW cov: 56 ...`, or `stat::number_of_executed_units: 1234` at the end.
         let elapsed = started.elapsed();
-        if line.starts_with('#') && elapsed - told >= PROGRESS_EVERY {
-            told = elapsed;
+        if line.starts_with('#') && elapsed - printed >= PROGRESS_EVERY {
+            printed = elapsed;
             let status: Vec<&str> = line.split_whitespace().collect();
             println!("{target}: {} of {seconds} s, {}", elapsed.as_secs(), status.join(" "));
         } else if line.starts_with("Done ") {

@@ -56,9 +56,9 @@ impl Kafka {
         let properties = directory.join("server.properties");
         let Settings { node, further, .. } = settings;
         let (mut listeners, mut advertised, mut protocols) = <(String, String, String)>::default();
-        for (name, protocol, listen, told) in settings.listeners {
+        for (name, protocol, listen, advertise) in settings.listeners {
             listeners = format!("{listeners},{name}://{listen}");
-            advertised = format!("{advertised},{name}://{told}");
+            advertised = format!("{advertised},{name}://{advertise}");
             protocols = format!("{protocols},{name}:{protocol}");
         }
         fs::write(
@@ -70,7 +70,8 @@ impl Kafka {
                  listeners=PLAINTEXT://{address},CONTROLLER://{controller}{listeners}\n\
                  advertised.listeners=PLAINTEXT://{address}{advertised}\n\
                  controller.listener.names=CONTROLLER\n\
-                 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT{protocols}\n\
+                 listener.security.protocol.map=CONTROLLER:PLAINTEXT,\
+                 PLAINTEXT:PLAINTEXT{protocols}\n\
                  inter.broker.listener.name=PLAINTEXT\n\
                  offsets.topic.replication.factor=1\n\
                  transaction.state.log.replication.factor=1\n\

@@ -100,10 +100,10 @@ impl Cache {
         // Connections are accepted before they are served: a request waits as long as needed.
         while TcpStream::connect(address).is_err() {
             if let Some(status) = cache.child.try_wait()? {
-                return Err(format!("it ended with {status} at start{}", cache.told()).into());
+                return Err(format!("it ended with {status} at start{}", cache.log_suffix()).into());
             }
             if Instant::now() >= deadline {
-                return Err(format!("it accepts no connections{}", cache.told()).into());
+                return Err(format!("it accepts no connections{}", cache.log_suffix()).into());
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -116,14 +116,16 @@ impl Cache {
         match wait(&mut self.child, LIMIT)? {
             Some(status) if status.success() => Ok(()),
             Some(status) => {
-                Err(format!("it ended with {status} after SIGTERM{}", self.told()).into())
+                Err(format!("it ended with {status} after SIGTERM{}", self.log_suffix()).into())
             }
-            None => Err(format!("it was still running long after SIGTERM{}", self.told()).into()),
+            None => {
+                Err(format!("it was still running long after SIGTERM{}", self.log_suffix()).into())
+            }
         }
     }
 
-    /// Its log, to append to a message.
-    fn told(&self) -> String {
+    /// The text of its log, to append to a message.
+    fn log_suffix(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         format!("; its log:\n{log}")
     }
@@ -205,13 +207,13 @@ fn blob(cache: &Cache, directory: &Path) -> Result<(), Error> {
     let file = directory.join("blob");
     fs::write(&file, &bytes)?;
     same(cache.cli_with(&["-x", "SET", "blob"], &file)?.trim_end(), "OK")?;
-    let mut came = output(cache.tool("redis-cli").args(["GET", "blob"]))?;
+    let mut value = output(cache.tool("redis-cli").args(["GET", "blob"]))?;
     // redis-cli appends the line end.
-    let is_line = came.pop() == Some(b'\n');
-    match is_line && came == bytes {
+    let is_line = value.pop() == Some(b'\n');
+    match is_line && value == bytes {
         true => Ok(()),
         false => {
-            Err(format!("{} bytes came out, {} went in, and differ", came.len(), bytes.len())
+            Err(format!("{} bytes read differ from the {} written", value.len(), bytes.len())
                 .into())
         }
     }
@@ -227,10 +229,10 @@ fn list(cache: &Cache, words: &[&str], directory: &Path) -> Result<(), Error> {
     }
     let file = directory.join("words");
     fs::write(&file, requests)?;
-    let told = cache.cli_with(&["--pipe"], &file)?;
+    let printed = cache.cli_with(&["--pipe"], &file)?;
     let wanted = format!("errors: 0, replies: {}", words.len());
-    if !told.contains(&wanted) {
-        return Err(format!("no `{wanted}` in {told:?}").into());
+    if !printed.contains(&wanted) {
+        return Err(format!("no `{wanted}` in {printed:?}").into());
     }
     let scanned = output(cache.tool("redis-cli").args(["--scan", "--pattern", "word:*"]))?;
     let scanned = String::from_utf8(scanned)?;

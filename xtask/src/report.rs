@@ -292,8 +292,8 @@ impl GoTests {
 
 /// The message in a line that a test logged: `    some_test.go:12: the message`.
 fn go_message(line: &str) -> Option<&str> {
-    let (place, message) = line.trim_start().split_once(": ")?;
-    let (file, number) = place.rsplit_once(':')?;
+    let (location, message) = line.trim_start().split_once(": ")?;
+    let (file, number) = location.rsplit_once(':')?;
     (file.ends_with(".go") && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(message)
 }
 

@@ -261,14 +261,14 @@ impl Server {
         Ok(Metrics(text))
     }
 
-    /// The address of the metrics. (The Kafka port opens a moment before the log says so.)
+    /// The address of the metrics. (The Kafka port opens a moment before the log line appears.)
     pub(crate) fn admin_address(&self) -> Result<String, Error> {
         let deadline = Instant::now() + START_LIMIT;
         loop {
             let log = fs::read_to_string(log_path(&self.config))?;
             let ready = log.rsplit_once("alluvium is ready").map(|(_, ready)| ready);
-            let told = ready.and_then(|line| line.split_once("metrics on http://"));
-            if let Some((address, _)) = told.and_then(|(_, rest)| rest.split_once('/')) {
+            let address = ready.and_then(|line| line.split_once("metrics on http://"));
+            if let Some((address, _)) = address.and_then(|(_, rest)| rest.split_once('/')) {
                 return Ok(address.to_owned());
             }
             if Instant::now() >= deadline {

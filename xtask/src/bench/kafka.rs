@@ -25,7 +25,7 @@ use crate::server::{Config, Objects, Server, release_binary};
 use crate::{Error, ServerOptions, setup};
 
 use processors::Processors;
-use tools::{Told, Tools};
+use tools::{Measured, Tools};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -331,22 +331,28 @@ impl UnderTest<'_> {
             tools.create("end-to-end")?;
             let cost = Cost::start(server.pid())?;
             let records = self.options.end_to_end;
-            let way = tools.end_to_end("end-to-end", records)?;
-            samples.push(self.sample(Load::EndToEnd, &way, records.into(), &cost)?);
+            let measured = tools.end_to_end("end-to-end", records)?;
+            samples.push(self.sample(Load::EndToEnd, &measured, records.into(), &cost)?);
         }
         Ok(())
     }
 
-    fn sample(&self, load: Load, told: &Told, records: u64, cost: &Cost) -> Result<Sample, Error> {
+    fn sample(
+        &self,
+        load: Load,
+        measured: &Measured,
+        records: u64,
+        cost: &Cost,
+    ) -> Result<Sample, Error> {
         let (cpu, peak_memory) = cost.so_far()?;
         let mebibytes = (records * u64::from(RECORD_BYTES)) as f64 / f64::from(1 << 20);
         let sample = Sample {
             system: self.system,
             partitions: self.partitions,
             load,
-            throughput: told.throughput,
-            p50_ms: told.p50_ms,
-            p99_ms: told.p99_ms,
+            throughput: measured.throughput,
+            p50_ms: measured.p50_ms,
+            p99_ms: measured.p99_ms,
             per_cpu_second: mebibytes / cpu.as_secs_f64(),
             peak_memory,
         };

@@ -126,7 +126,8 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
                 fs::create_dir_all(&directory)?;
                 let round = round(options, *partitions, uploads, &binary, &directory)?;
                 println!(
-                    "  {:.2} GiB, CPU {:.2} s/GiB, memory beyond the log cache: mean {:.1} MiB, peak {:.1} MiB",
+                    "  {:.2} GiB, CPU {:.2} s/GiB, \
+                     memory beyond the log cache: mean {:.1} MiB, peak {:.1} MiB",
                     round.gibibytes,
                     round.cpu(),
                     round.mean(),

@@ -62,12 +62,12 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             java.args(["-cp", &class_path, class]);
             java
         };
-        let place = directory.join("moving");
-        fs::create_dir_all(&place)?;
+        let scratch = directory.join("moving");
+        fs::create_dir_all(&scratch)?;
         // The source of the migration is Apache Kafka, whatever the peer.
-        let moved = Kafka::start(&kafka, &place.join("kafka"), "").and_then(|from| {
+        let moved = Kafka::start(&kafka, &scratch.join("kafka"), "").and_then(|from| {
             let mut moving = program("alluvium.apps.Moving");
-            tap("alluvium.apps.Moving", moving.arg(from.address()).arg(&place))
+            tap("alluvium.apps.Moving", moving.arg(from.address()).arg(&scratch))
         });
         cases.extend(moved.unwrap_or_else(|error| vec![Case::failed("MirrorMaker", error)]));
         if Path::new(TEXTS).is_dir() {
@@ -132,25 +132,26 @@ fn eventually(
 }
 
 fn connect(peer: &Peer, class_path: &str, directory: &Path) -> Result<(), Error> {
-    let place = directory.join("connect");
-    fs::create_dir_all(&place)?;
-    let (source, sink) = (place.join("source"), place.join("sink"));
+    let scratch = directory.join("connect");
+    fs::create_dir_all(&scratch)?;
+    let (source, sink) = (scratch.join("source"), scratch.join("sink"));
     let rest = free_address()?;
     let worker = format!(
         "bootstrap.servers={}\nlisteners=http://{rest}\noffset.flush.interval.ms=500\n\
          key.converter=org.apache.kafka.connect.storage.StringConverter\n\
          value.converter=org.apache.kafka.connect.storage.StringConverter\n\
-         group.id=connect\nconfig.storage.topic=connect-configs\nconfig.storage.replication.factor=1\n\
+         group.id=connect\nconfig.storage.topic=connect-configs\n\
+         config.storage.replication.factor=1\n\
          offset.storage.topic=connect-offsets\noffset.storage.replication.factor=1\n\
          status.storage.topic=connect-status\nstatus.storage.replication.factor=1\n\
          exactly.once.source.support=enabled\n",
         peer.address()
     );
-    fs::write(place.join("worker.properties"), worker)?;
-    let log = place.join("connect.log");
+    fs::write(scratch.join("worker.properties"), worker)?;
+    let log = scratch.join("connect.log");
     let mut java = peer.client("java");
     java.args(["-Xmx512m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=info", "-cp", class_path]);
-    java.arg("org.apache.kafka.connect.cli.ConnectDistributed").current_dir(&place);
+    java.arg("org.apache.kafka.connect.cli.ConnectDistributed").current_dir(&scratch);
     java.arg("worker.properties");
     let lines =
         |from: u32| -> String { (from..from + 1000).map(|n| format!("line {n}\n")).collect() };
@@ -161,8 +162,8 @@ fn connect(peer: &Peer, class_path: &str, directory: &Path) -> Result<(), Error>
     ];
     let put = |name: &str, class: &str, topic: &str, file: &Path| {
         let config = format!(
-            "\
-             {{\"connector.class\":\"{class}\",\"tasks.max\":\"1\",\"{topic}\":\"connected\",\"file\":\"{}\"}}",
+            "{{\"connector.class\":\"{class}\",\"tasks.max\":\"1\",\
+             \"{topic}\":\"connected\",\"file\":\"{}\"}}",
             file.display()
         );
         let path = format!("/connectors/file-{name}/config");
@@ -189,19 +190,22 @@ fn connect(peer: &Peer, class_path: &str, directory: &Path) -> Result<(), Error>
 }
 
 fn schemas(peer: &Peer, registry: &Registry, directory: &Path) -> Result<(), Error> {
-    let place = directory.join("registry");
-    fs::create_dir_all(&place)?;
-    let log = place.join("registry.log");
+    let scratch = directory.join("registry");
+    fs::create_dir_all(&scratch)?;
+    let log = scratch.join("registry.log");
     let address = free_address()?;
     let mut java = peer.client(&registry.java);
-    java.args(["-Xmx512m", "-jar"]).arg(&registry.program).current_dir(&place);
+    java.args(["-Xmx512m", "-jar"]).arg(&registry.program).current_dir(&scratch);
     java.env("QUARKUS_HTTP_HOST", address.ip().to_string());
     java.env("QUARKUS_HTTP_PORT", address.port().to_string());
     java.env("QUARKUS_MANAGEMENT_ENABLED", "false").env("APICURIO_STORAGE_KIND", "kafkasql");
     java.env("APICURIO_KAFKASQL_BOOTSTRAP_SERVERS", peer.address());
     let path = "/apis/ccompat/v7/subjects/words-value/versions";
     let kind = "application/vnd.schemaregistry.v1+json";
-    let schema = r#"{"schema":"{\"type\":\"record\",\"name\":\"Word\",\"fields\":[{\"name\":\"word\",\"type\":\"string\"}]}"}"#;
+    let schema = concat!(
+        r#"{"schema":"{\"type\":\"record\",\"name\":\"Word\","#,
+        r#"\"fields\":[{\"name\":\"word\",\"type\":\"string\"}]}"}"#
+    );
     let mut running = Running::start(&mut java, &log)?;
     eventually("a schema is accepted", &mut running, || {
         Ok(http(address, "POST", path, kind, schema).is_ok_and(|(status, _)| status == 200))

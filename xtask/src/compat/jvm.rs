@@ -18,11 +18,11 @@ pub(super) fn flink(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     }
     let class_path = setup::maven_project(compat.root, "flink", "Flink")?;
     compat.with_peer("flink", 1, |peer, directory| {
-        let place = directory.join("flink");
-        fs::create_dir_all(&place)?;
+        let scratch = directory.join("flink");
+        fs::create_dir_all(&scratch)?;
         let mut java = peer.client("java");
         java.args(["-Xmx256m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp"]);
-        java.args([&class_path, "alluvium.flink.Flink"]).arg(&place);
+        java.args([&class_path, "alluvium.flink.Flink"]).arg(&scratch);
         tap_that_asks("alluvium.flink.Flink", &mut java, |line, input| {
             if line == KILL_THE_SERVER {
                 peer.kill_and_start_again()?;

@@ -112,9 +112,9 @@ mod tests {
     #[test]
     fn a_listed_test_that_does_not_exist_is_reported_when_all_have_run() {
         assert_eq!(judge(vec![], false), []);
-        let told = judge(vec![], true);
-        assert_eq!(told.iter().map(|case| case.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-        assert!(told.iter().all(Case::has_failed));
+        let reported = judge(vec![], true);
+        assert_eq!(reported.iter().map(|case| case.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert!(reported.iter().all(Case::has_failed));
     }
 
     #[test]

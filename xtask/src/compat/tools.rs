@@ -2,6 +2,7 @@
 //! their expected output and exit status.
 
 mod cases;
+mod classes;
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -16,6 +17,7 @@ use crate::setup::{self, Missing};
 
 use cases::{CASES, Ends, FILES};
 pub(super) use cases::{Case, badly, fed, well};
+use classes::CLASSES;
 
 /// Far above what any of them takes. A consumer that waits in vain must not block the rest.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -70,10 +72,10 @@ pub(super) fn case_passes(
     java.current_dir(scratch).stdin(File::open(&input)?).stdout(file.try_clone()?).stderr(file);
     let mut child = java.spawn().map_err(|error| format!("java: {error}"))?;
     let ended = wait(&mut child, LIMIT)?;
-    let said = String::from_utf8_lossy(&fs::read(&output)?).into_owned();
-    let told = |what: String| -> Result<(), Error> {
+    let printed = String::from_utf8_lossy(&fs::read(&output)?).into_owned();
+    let failed = |what: String| -> Result<(), Error> {
         // The first line becomes the reason in the table, so it contains the server's message.
-        let lines: Vec<&str> = said.lines().filter(|line| !is_noise(line)).collect();
+        let lines: Vec<&str> = printed.lines().filter(|line| !is_noise(line)).collect();
         let words = ["kafka.common.errors.", "Exception", "rror"];
         let found = words.iter().find_map(|&words| lines.iter().find(|line| line.contains(words)));
         let words = found.or(lines.first()).map_or("nothing", |line| line.trim());
@@ -81,21 +83,21 @@ pub(super) fn case_passes(
         Err(format!("{what}; its output: {words}\n  | {}", shown.join("\n  | ")).into())
     };
     match ended {
-        None => return told(format!("it did not finish within {} s", LIMIT.as_secs())),
+        None => return failed(format!("it did not finish within {} s", LIMIT.as_secs())),
         Some(status) if status.success() != (case.ends == Ends::Well) => {
-            return told(status.to_string());
+            return failed(status.to_string());
         }
         Some(_) => {}
     }
-    let lines: Vec<String> = said.lines().map(single_spaced).collect();
-    for &pattern in case.says {
+    let lines: Vec<String> = printed.lines().map(single_spaced).collect();
+    for &pattern in case.prints {
         let (wanted, pattern) = match pattern.strip_prefix('!') {
             Some(pattern) => (false, pattern),
             None => (true, pattern),
         };
         if lines.iter().any(|line| matches(line, pattern)) != wanted {
             let what = if wanted { "no line" } else { "a line" };
-            return told(format!("{what} like `{pattern}`"));
+            return failed(format!("{what} like `{pattern}`"));
         }
     }
     Ok(())
@@ -106,7 +108,7 @@ pub(super) fn case_passes(
 pub(super) fn scripts(jars: &Path, directory: &Path) -> Result<(), Error> {
     fs::create_dir_all(directory)?;
     // The last one starts any class, including those on `CLASSPATH`.
-    for (tool, class) in cases::CLASSES.iter().copied().chain([("run-class", "")]) {
+    for (tool, class) in CLASSES.iter().copied().chain([("run-class", "")]) {
         let script = directory.join(format!("kafka-{tool}.sh"));
         let jars = jars.display();
         let options = "-XX:TieredStopAtLevel=1 -Dorg.slf4j.simpleLogger.defaultLogLevel=warn";
@@ -120,7 +122,7 @@ pub(super) fn scripts(jars: &Path, directory: &Path) -> Result<(), Error> {
 
 /// Returns the class that a tool's script starts.
 fn class(tool: &str) -> Result<&'static str, Error> {
-    let found = cases::CLASSES.iter().find(|(name, _)| *name == tool);
+    let found = CLASSES.iter().find(|(name, _)| *name == tool);
     Ok(found.ok_or_else(|| format!("unknown tool {tool}"))?.1)
 }
 

@@ -147,7 +147,9 @@ impl Machine {
         let disk = config.disk.path();
         qemu.arg("-append").arg(format!("console=ttyS0 loglevel=4 panic=-1 -- {disk} {arguments}"));
         qemu.args(["-serial", "file:console.log", "-serial", "stdio"]);
-        qemu.args(["-drive", "if=none,id=disk,format=raw,cache=writeback,discard=ignore,file=nbd+unix:///?socket=nbd.sock"]);
+        let nbd = "file=nbd+unix:///?socket=nbd.sock";
+        qemu.arg("-drive");
+        qemu.arg(format!("if=none,id=disk,format=raw,cache=writeback,discard=ignore,{nbd}"));
         for device in config.disk.devices() {
             qemu.args(["-device", device]);
         }

@@ -5,12 +5,12 @@ use std::fmt;
 
 /// A half-open range of record numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
+pub(super) struct RecordRange {
     pub(super) first: u64,
     pub(super) next: u64,
 }
 
-impl Held {
+impl RecordRange {
     /// Parses a line `held A B`.
     pub(super) fn parse(line: &str) -> Option<Self> {
         let (first, next) = line.strip_prefix("held ")?.split_once(' ')?;
@@ -18,7 +18,7 @@ impl Held {
     }
 }
 
-impl fmt::Display for Held {
+impl fmt::Display for RecordRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}..{}", self.first, self.next)
     }
@@ -34,7 +34,7 @@ pub(super) struct Promises {
     trimmed: u64,
     trim: u64,
     /// The records found after the last cut; nothing is written between then and the next recovery.
-    found: Option<Held>,
+    found: Option<RecordRange>,
     closed: bool,
 }
 
@@ -49,7 +49,7 @@ impl Promises {
         let number = |what: &str| -> Option<u64> {
             line.strip_prefix(what)?.strip_prefix(' ')?.parse().ok()
         };
-        if let Some(held) = Held::parse(line) {
+        if let Some(held) = RecordRange::parse(line) {
             if let Some(found) = self.found.take()
                 && found != held
             {
@@ -74,7 +74,7 @@ impl Promises {
     }
 
     /// Compares with what survived a cut.
-    pub(super) fn check(&mut self, held: Held) -> Result<(), String> {
+    pub(super) fn check(&mut self, held: RecordRange) -> Result<(), String> {
         if std::mem::take(&mut self.closed) && held.next != self.next {
             return Err(format!(
                 "closed with all below {} durable, but {held} survived",
@@ -87,7 +87,7 @@ impl Promises {
 
     /// A recovery or a check has returned `held`: it must cover what was promised, and is itself
     /// promised from now on.
-    fn keep(&mut self, held: Held) -> Result<(), String> {
+    fn keep(&mut self, held: RecordRange) -> Result<(), String> {
         let Self { next, trimmed, trim, .. } = *self;
         if held.next < next {
             return Err(format!("all below {next} was acknowledged, but {held} survived"));
@@ -116,40 +116,41 @@ mod tests {
         promises
     }
 
-    fn held(first: u64, next: u64) -> Held {
-        Held { first, next }
+    fn held(first: u64, next: u64) -> RecordRange {
+        RecordRange { first, next }
     }
 
-    const LIFE: [&str; 6] = ["opening", "held 0 0", "acked 5", "trim 2", "trimmed 2", "acked 9"];
+    const WRITER_OUTPUT: [&str; 6] =
+        ["opening", "held 0 0", "acked 5", "trim 2", "trimmed 2", "acked 9"];
 
     #[test]
     fn acknowledged_records_must_survive_and_others_may() {
-        after(&LIFE).check(held(2, 9)).unwrap();
-        after(&LIFE).check(held(2, 12)).unwrap();
-        let lost = after(&LIFE).check(held(2, 8)).unwrap_err();
+        after(&WRITER_OUTPUT).check(held(2, 9)).unwrap();
+        after(&WRITER_OUTPUT).check(held(2, 12)).unwrap();
+        let lost = after(&WRITER_OUTPUT).check(held(2, 8)).unwrap_err();
         assert_eq!(lost, "all below 9 was acknowledged, but 2..8 survived");
-        assert!(after(&LIFE).check(held(0, 0)).is_err());
+        assert!(after(&WRITER_OUTPUT).check(held(0, 0)).is_err());
     }
 
     #[test]
     fn a_requested_trim_may_be_seen_and_a_completed_one_must_be() {
-        assert!(after(&LIFE).check(held(1, 9)).is_err(), "trimmed records are back");
-        assert!(after(&LIFE).check(held(3, 9)).is_err(), "that was not trimmed");
-        let mut asked = after(&LIFE);
+        assert!(after(&WRITER_OUTPUT).check(held(1, 9)).is_err(), "trimmed records are back");
+        assert!(after(&WRITER_OUTPUT).check(held(3, 9)).is_err(), "that was not trimmed");
+        let mut asked = after(&WRITER_OUTPUT);
         asked.line("trim 6").unwrap();
         asked.check(held(2, 9)).unwrap();
         asked.check(held(6, 9)).expect_err("the trim did not take effect and is forgotten");
-        let mut asked = after(&LIFE);
+        let mut asked = after(&WRITER_OUTPUT);
         asked.line("trim 6").unwrap();
         asked.check(held(6, 9)).unwrap();
     }
 
     #[test]
     fn found_records_are_returned_by_recovery_and_stay() {
-        let mut promises = after(&LIFE);
+        let mut promises = after(&WRITER_OUTPUT);
         promises.check(held(2, 12)).unwrap();
         assert!(promises.line("held 2 11").is_err());
-        let mut promises = after(&LIFE);
+        let mut promises = after(&WRITER_OUTPUT);
         promises.check(held(2, 12)).unwrap();
         promises.line("held 2 12").unwrap();
         assert!(promises.check(held(2, 11)).is_err(), "it was returned");
@@ -157,10 +158,10 @@ mod tests {
 
     #[test]
     fn a_closed_log_ends_where_it_was_closed() {
-        let mut promises = after(&LIFE);
+        let mut promises = after(&WRITER_OUTPUT);
         promises.line("closed").unwrap();
         assert!(promises.check(held(2, 10)).is_err());
-        let mut promises = after(&LIFE);
+        let mut promises = after(&WRITER_OUTPUT);
         promises.line("closed").unwrap();
         promises.check(held(2, 9)).unwrap();
     }
@@ -170,7 +171,7 @@ mod tests {
         for line in ["", "held 1", "acked", "acked x", "ackedd 3", "panicked"] {
             assert!(Promises::default().line(line).is_err(), "{line:?}");
         }
-        assert!(after(&LIFE).line("acked 9").is_err(), "acknowledgements go up");
-        after(&LIFE).line("failed the device is gone").unwrap();
+        assert!(after(&WRITER_OUTPUT).line("acked 9").is_err(), "acknowledgements go up");
+        after(&WRITER_OUTPUT).line("failed the device is gone").unwrap();
     }
 }

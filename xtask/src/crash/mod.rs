@@ -23,7 +23,7 @@ use crate::rng::Rng;
 use crate::setup::Missing;
 use crate::{CrashOptions, Error};
 use guest::{Config, Disk, Machine};
-use journal::{Held, Promises};
+use journal::{Promises, RecordRange};
 
 /// The moment of the power cut.
 #[derive(Clone, Copy, Debug)]
@@ -115,12 +115,12 @@ impl Bench {
     }
 
     /// Returns the records on the medium.
-    fn held(&self) -> Result<Held, Error> {
+    fn held(&self) -> Result<RecordRange, Error> {
         let mut check = Command::new(&self.numbered);
         check.arg("check").arg(self.medium()).args(["--seed", &self.seed.to_string()]);
         let checked = check.output()?;
         let line = String::from_utf8_lossy(&checked.stdout).trim().to_owned();
-        Held::parse(&line)
+        RecordRange::parse(&line)
             .ok_or_else(|| format!("unexpected content of the medium after the cut: {line}").into())
     }
 

@@ -45,12 +45,12 @@ fn record(address: &str) -> Result<Recorded, Error> {
     let refused = |code: i16| format!("the right password was refused with code {code}");
     let bare = format!("n={},r=the-nonce-of-this-client", USER.0);
     let first = format!("n,,{bare}");
-    let challenge = String::from_utf8(say(&mut wire, &first)?.map_err(refused)?)?;
+    let challenge = String::from_utf8(authenticate_with(&mut wire, &first)?.map_err(refused)?)?;
     let last = proof(USER.1, &bare, &challenge)?;
-    say(&mut wire, &last)?.map_err(refused)?;
+    authenticate_with(&mut wire, &last)?.map_err(refused)?;
     wire.call(&ask())?;
     // An authenticated connection does not accept the message a second time either.
-    match say(&mut wire, &last)? {
+    match authenticate_with(&mut wire, &last)? {
         Ok(_) => Err("the same message was accepted twice on one connection".into()),
         Err(_) => Ok(Recorded { first, last }),
     }
@@ -60,12 +60,12 @@ fn record(address: &str) -> Result<Recorded, Error> {
 fn replay(address: &str, Recorded { first, last }: &Recorded) -> Result<(), Error> {
     for with_first in [true, false] {
         let mut wire = begin(address, SCRAM)?;
-        if with_first && say(&mut wire, first)?.is_err() {
+        if with_first && authenticate_with(&mut wire, first)?.is_err() {
             return Err(
                 "the first message of a replay was refused, although it proves nothing".into()
             );
         }
-        if say(&mut wire, last)?.is_ok() {
+        if authenticate_with(&mut wire, last)?.is_ok() {
             return Err("a replayed exchange was accepted".into());
         }
         if !wire.closed_after(&ask())? {
@@ -79,7 +79,7 @@ fn replay(address: &str, Recorded { first, last }: &Recorded) -> Result<(), Erro
 /// accepted again. The server never answers that the right password is wrong: it closes the
 /// connection instead.
 fn guess(address: &str) -> Result<(), Error> {
-    if plain(address, USER.1)? != Told::Welcome {
+    if plain(address, USER.1)? != Reaction::Accepted {
         return Err("the right password was refused".into());
     }
     let mut guesses = 0;
@@ -92,16 +92,16 @@ fn guess(address: &str) -> Result<(), Error> {
         for wire in &mut wires {
             // Guesses beyond the bound have their connections closed.
             if let Some(mut answer) = wire.answer()?
-                && hear(&mut answer)?.is_ok()
+                && read_answer(&mut answer)?.is_ok()
             {
                 return Err("a wrong password was accepted".into());
             }
         }
         guesses += GUESSES;
         match plain(address, USER.1)? {
-            Told::Welcome => {}
-            Told::Wrong => return Err("the right password was reported as wrong".into()),
-            Told::Nothing => break,
+            Reaction::Accepted => {}
+            Reaction::Refused => return Err("the right password was reported as wrong".into()),
+            Reaction::Closed => break,
         }
         if guesses >= MAX_GUESSES {
             return Err(
@@ -111,7 +111,7 @@ fn guess(address: &str) -> Result<(), Error> {
     }
     println!("logins: blocked after {guesses} guesses");
     let give_up = Instant::now() + PATIENCE;
-    while plain(address, USER.1)? != Told::Welcome {
+    while plain(address, USER.1)? != Reaction::Accepted {
         if Instant::now() >= give_up {
             return Err(format!("still blocked {} s later", PATIENCE.as_secs()).into());
         }
@@ -122,20 +122,20 @@ fn guess(address: &str) -> Result<(), Error> {
 
 /// The server's reaction to a password.
 #[derive(PartialEq)]
-enum Told {
-    Welcome,
-    Wrong,
+enum Reaction {
+    Accepted,
+    Refused,
     /// The connection was closed.
-    Nothing,
+    Closed,
 }
 
-fn plain(address: &str, password: &str) -> Result<Told, Error> {
+fn plain(address: &str, password: &str) -> Result<Reaction, Error> {
     let mut wire = begin(address, PLAIN)?;
     wire.send(&authenticate(plain_message(password).as_bytes()));
-    let Some(mut answer) = wire.answer()? else { return Ok(Told::Nothing) };
-    match hear(&mut answer)? {
-        Ok(_) => Ok(Told::Welcome),
-        Err(SASL_AUTHENTICATION_FAILED) => Ok(Told::Wrong),
+    let Some(mut answer) = wire.answer()? else { return Ok(Reaction::Closed) };
+    match read_answer(&mut answer)? {
+        Ok(_) => Ok(Reaction::Accepted),
+        Err(SASL_AUTHENTICATION_FAILED) => Ok(Reaction::Refused),
         Err(code) => Err(format!("unexpected code {code} for a password").into()),
     }
 }
@@ -153,12 +153,12 @@ fn begin(address: &str, mechanism: &str) -> Result<Wire, Error> {
 }
 
 /// Returns the server's answer to a message, or the code with which it refuses.
-fn say(wire: &mut Wire, message: &str) -> Result<Result<Vec<u8>, i16>, Error> {
-    hear(&mut wire.call(&authenticate(message.as_bytes()))?)
+fn authenticate_with(wire: &mut Wire, message: &str) -> Result<Result<Vec<u8>, i16>, Error> {
+    read_answer(&mut wire.call(&authenticate(message.as_bytes()))?)
 }
 
 /// Reads an answer. No secret may be in its error message.
-fn hear(answer: &mut Reader) -> Result<Result<Vec<u8>, i16>, Error> {
+fn read_answer(answer: &mut Reader) -> Result<Result<Vec<u8>, i16>, Error> {
     let code = answer.i16()?;
     let words = answer.text()?;
     if [USER.1, WRONG_PASSWORD].iter().any(|secret| words.contains(*secret)) {

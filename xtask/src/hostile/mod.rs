@@ -49,7 +49,8 @@ pub(crate) fn run(binary: &Path, directory: &Path, connections: u32) -> Result<V
     let max_connections = (connections + SPARE_CONNECTIONS).to_string();
     let sasl = free_address()?;
     let listener = format!(
-        "{{name='sasl', listen='{sasl}', protocol='SASL_PLAINTEXT', sasl-mechanisms=['PLAIN', 'SCRAM-SHA-256']}}"
+        "{{name='sasl', listen='{sasl}', protocol='SASL_PLAINTEXT', \
+         sasl-mechanisms=['PLAIN', 'SCRAM-SHA-256']}}"
     );
     let arguments = ["--max-connections", &max_connections, "--upload-interval", "1h"];
     let arguments = [&arguments[..], &["--listener", &listener]].concat();
@@ -231,7 +232,7 @@ impl<'a> Attacks<'a> {
     }
 
     fn all(&self) -> Vec<Case> {
-        type Attack<'a> = fn(&Attacks<'a>) -> Result<Held, Error>;
+        type Attack<'a> = fn(&Attacks<'a>) -> Result<OpenConnections, Error>;
         // The number is how much the server's memory may grow at its peak, in MiB: the documented
         // bounds plus allocator overhead.
         let attacks: [(&str, u64, Attack<'a>); 12] = [
@@ -258,7 +259,7 @@ impl<'a> Attacks<'a> {
         &self,
         name: &str,
         more_mebibytes: u64,
-        attack: fn(&Self) -> Result<Held, Error>,
+        attack: fn(&Self) -> Result<OpenConnections, Error>,
     ) -> Result<(), Error> {
         // Resets the peak of resident memory.
         fs::write(format!("/proc/{}/clear_refs", self.server.pid()), "5")?;
@@ -307,7 +308,7 @@ impl<'a> Attacks<'a> {
         }
     }
 
-    fn lengths(&self) -> Result<Held, Error> {
+    fn lengths(&self) -> Result<OpenConnections, Error> {
         for len in [i32::MAX, i32::MIN, -1, (100 << 20) + 1, 0, 3] {
             self.must_close(&format!("{len} bytes"), &[&len.to_be_bytes()[..], &[0; 3]].concat())?;
         }
@@ -316,13 +317,13 @@ impl<'a> Attacks<'a> {
             let name = format!("API {key} version {version}");
             self.must_close(&name, &request(key, version, &nothing))?;
         }
-        Ok(Held::default())
+        Ok(OpenConnections::default())
     }
 
     /// Sends a valid header followed by lengths of arrays and texts that the request does not
     /// contain. Not every version's header has tagged fields, so each is sent with and without
     /// them.
-    fn arrays(&self) -> Result<Held, Error> {
+    fn arrays(&self) -> Result<OpenConnections, Error> {
         let spoils = [
             Body::default().i32(i32::MAX),
             Body::default().i32(i32::MIN),
@@ -354,10 +355,10 @@ impl<'a> Attacks<'a> {
         for topics in [&spoils[4], &spoils[5]] {
             self.must_close("a missing array", &metadata(&topics.0))?;
         }
-        Ok(Held::default())
+        Ok(OpenConnections::default())
     }
 
-    fn batches(&self) -> Result<Held, Error> {
+    fn batches(&self) -> Result<OpenConnections, Error> {
         let good = Batch::good;
         let mut wire = self.connect()?;
         for (what, batch) in [
@@ -389,12 +390,12 @@ impl<'a> Attacks<'a> {
         }
         // None of them is in the log.
         match produced(wire.call(&produce("bad", &good().encode()))?)? {
-            (0, 0) => Ok(Held::default()),
+            (0, 0) => Ok(OpenConnections::default()),
             other => Err(format!("the first valid batch: {other:?}").into()),
         }
     }
 
-    fn half_requests(&self) -> Result<Held, Error> {
+    fn half_requests(&self) -> Result<OpenConnections, Error> {
         let mut wires = self.connect_many(1_000)?;
         let claim = (100_i32 << 20).to_be_bytes();
         for (at, wire) in wires.iter_mut().enumerate() {
@@ -407,20 +408,20 @@ impl<'a> Attacks<'a> {
                 wire.send(&chunk);
             }
         }
-        Ok(Held(wires))
+        Ok(OpenConnections(wires))
     }
 
-    fn slow_senders(&self) -> Result<Held, Error> {
+    fn slow_senders(&self) -> Result<OpenConnections, Error> {
         let mut wires = self.connect_many(500)?;
         let request = request(METADATA, 1, &Body::default().i32(-1));
         for byte in &request[..request.len() - 1] {
             wires.iter_mut().for_each(|wire| wire.send(&[*byte]));
             thread::sleep(Duration::from_millis(20));
         }
-        Ok(Held(wires))
+        Ok(OpenConnections(wires))
     }
 
-    fn bombs(&self) -> Result<Held, Error> {
+    fn bombs(&self) -> Result<OpenConnections, Error> {
         let bomb = Batch::zstd_bomb(900 << 10).encode();
         for topic in ["bomb", "recompressed", "compacted"] {
             let (code, _) = produced(self.connect()?.call(&produce(topic, &bomb))?)?;
@@ -436,11 +437,11 @@ impl<'a> Attacks<'a> {
         let mut wires = self.connect_many(20)?;
         wires.iter_mut().for_each(|wire| wire.send(&many));
         self.connect()?.call(&many)?;
-        Ok(Held(wires))
+        Ok(OpenConnections(wires))
     }
 
     /// Sends requests and never reads the answers, until the server stops reading too.
-    fn unread_answers(&self) -> Result<Held, Error> {
+    fn unread_answers(&self) -> Result<OpenConnections, Error> {
         let fetch = fetch(FULL, 0, 50 << 20);
         let metadata = request(METADATA, 1, &Body::default().i32(-1));
         let mut wires = self.connect_many(200)?;
@@ -453,10 +454,10 @@ impl<'a> Attacks<'a> {
                 }
             }
         }
-        Ok(Held(wires))
+        Ok(OpenConnections(wires))
     }
 
-    fn names(&self) -> Result<Held, Error> {
+    fn names(&self) -> Result<OpenConnections, Error> {
         const COUNT: usize = 1_000;
         let mut wire = self.connect()?;
         let mut ids = HashSet::new();
@@ -522,19 +523,19 @@ impl<'a> Attacks<'a> {
         let mut first = wires[0].answer()?.ok_or("the first member's connection was closed")?;
         first.i32()?;
         match first.i16()? {
-            0 => Ok(Held(wires)),
+            0 => Ok(OpenConnections(wires)),
             code => Err(format!("unexpected code {code} for the first member of a group").into()),
         }
     }
 
-    fn logins(&self) -> Result<Held, Error> {
+    fn logins(&self) -> Result<OpenConnections, Error> {
         logins::attack(&self.sasl)?;
-        Ok(Held::default())
+        Ok(OpenConnections::default())
     }
 
     /// Attacks the admin port, which has no authentication; supervisors ask it whether to restart
     /// the server.
-    fn admin_port(&self) -> Result<Held, Error> {
+    fn admin_port(&self) -> Result<OpenConnections, Error> {
         let address = self.server.admin_address()?;
         let endless = [&b"GET /metrics HTTP/1.1\r\nX: "[..], &[b'x'; 200 << 10]].concat();
         let mut wires = Vec::new();
@@ -550,10 +551,10 @@ impl<'a> Attacks<'a> {
                 self.server.metric("alluvium_wal_ring_bytes")?;
             }
         }
-        Ok(Held(wires))
+        Ok(OpenConnections(wires))
     }
 
-    fn many_topics(&self) -> Result<Held, Error> {
+    fn many_topics(&self) -> Result<OpenConnections, Error> {
         let mut wires = self.connect_many(8)?;
         let mut body = Body::default().i32(50_000);
         for n in 0..50_000 {
@@ -566,10 +567,10 @@ impl<'a> Attacks<'a> {
             wire.call(&metadata)?;
             wire.call(&again)?;
         }
-        Ok(Held(wires))
+        Ok(OpenConnections(wires))
     }
 
-    fn idle_connections(&self) -> Result<Held, Error> {
+    fn idle_connections(&self) -> Result<OpenConnections, Error> {
         let ask = versions();
         let mut wires = Vec::new();
         while wires.len() < self.connections as usize {
@@ -596,7 +597,7 @@ impl<'a> Attacks<'a> {
         let last = wires.last_mut().ok_or("no connections")?;
         last.call(&ask)?;
         println!("connections: {} are open, {refused} were refused", wires.len());
-        Ok(Held(wires))
+        Ok(OpenConnections(wires))
     }
 }
 
@@ -608,9 +609,9 @@ const INVALID_RECORD: i16 = 87;
 
 /// Connections of an attack that lasts as long as they are open.
 #[derive(Default)]
-struct Held(Vec<Wire>);
+struct OpenConnections(Vec<Wire>);
 
-impl Drop for Held {
+impl Drop for OpenConnections {
     fn drop(&mut self) {
         for Wire(socket) in &self.0 {
             let _: Result<(), std::io::Error> = TcpStream::shutdown(socket, Shutdown::Both);
@@ -625,7 +626,7 @@ mod tests {
     #[test]
     fn an_attack_with_fewer_connections_than_requested_is_reported() {
         assert_eq!(too_few(10, 10), None);
-        let told = Case::skipped("10 connections", "the limit of open files allows only 7");
-        assert_eq!(too_few(7, 10), Some(told));
+        let skipped = Case::skipped("10 connections", "the limit of open files allows only 7");
+        assert_eq!(too_few(7, 10), Some(skipped));
     }
 }

@@ -52,7 +52,7 @@ impl fmt::Display for RecordId {
 /// A record that was reported to a client: acknowledged to its producer, or delivered to a group
 /// member.
 #[derive(Clone, Copy, Debug)]
-struct Sighting {
+struct ReportedRecord {
     partition: Partition,
     offset: u64,
     id: RecordId,
@@ -61,8 +61,8 @@ struct Sighting {
 /// The promises to clients so far.
 #[derive(Default)]
 pub(super) struct Promises {
-    acknowledged: Vec<Sighting>,
-    delivered: Vec<Sighting>,
+    acknowledged: Vec<ReportedRecord>,
+    delivered: Vec<ReportedRecord>,
     /// The largest acknowledged commit of each group and partition.
     committed: BTreeMap<(String, Partition), u64>,
     client_errors: Vec<String>,
@@ -76,7 +76,7 @@ impl Promises {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
             ["A", producer, number, partition, offset] => {
-                self.acknowledged.push(Sighting {
+                self.acknowledged.push(ReportedRecord {
                     partition: partition.parse().map_err(|_| bad())?,
                     offset: offset.parse().map_err(|_| bad())?,
                     id: RecordId {
@@ -85,7 +85,7 @@ impl Promises {
                     },
                 });
             }
-            ["R", partition, offset, key] => self.delivered.push(Sighting {
+            ["R", partition, offset, key] => self.delivered.push(ReportedRecord {
                 partition: partition.parse().map_err(|_| bad())?,
                 offset: offset.parse().map_err(|_| bad())?,
                 id: RecordId::from_key(key).ok_or_else(bad)?,
@@ -130,12 +130,12 @@ impl Promises {
 
 /// The server's data: the records of each partition, in order of their offsets from 0.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct ServerData {
     partitions: BTreeMap<Partition, Vec<RecordId>>,
     committed: BTreeMap<(String, Partition), u64>,
 }
 
-impl Held {
+impl ServerData {
     /// Adds one record as a reader prints it, `partition offset key`. Offsets must be dense from 0.
     pub(super) fn record_line(&mut self, line: &str) -> Result<(), String> {
         let bad = || format!("not a reader's line: {line:?}");
@@ -168,8 +168,8 @@ impl Held {
         self.partitions.values().map(Vec::len).sum()
     }
 
-    fn at(&self, sighting: &Sighting) -> Option<RecordId> {
-        self.partitions.get(&sighting.partition)?.get(sighting.offset as usize).copied()
+    fn at(&self, reported: &ReportedRecord) -> Option<RecordId> {
+        self.partitions.get(&reported.partition)?.get(reported.offset as usize).copied()
     }
 }
 
@@ -184,22 +184,22 @@ impl fmt::Display for Violation {
 }
 
 /// Returns all differences between the promises and the server's data.
-pub(super) fn check(promises: &Promises, held: &Held) -> Vec<Violation> {
+pub(super) fn check(promises: &Promises, data: &ServerData) -> Vec<Violation> {
     let mut found = Vec::new();
     for error in &promises.client_errors {
         found.push(Violation(format!("a client reported: {error}")));
     }
-    order(held, &mut found);
-    sightings("acknowledged", &promises.acknowledged, held, &mut found);
-    sightings("delivered", &promises.delivered, held, &mut found);
-    commits(promises, held, &mut found);
+    order(data, &mut found);
+    reported_records("acknowledged", &promises.acknowledged, data, &mut found);
+    reported_records("delivered", &promises.delivered, data, &mut found);
+    commits(promises, data, &mut found);
     found
 }
 
 /// Checks that each partition holds the numbers 0, 1, 2, ... of each producer: none missing, none
 /// twice, none out of order.
-fn order(held: &Held, found: &mut Vec<Violation>) {
-    for (partition, records) in &held.partitions {
+fn order(data: &ServerData, found: &mut Vec<Violation>) {
+    for (partition, records) in &data.partitions {
         let mut next: BTreeMap<Producer, u64> = BTreeMap::new();
         for (offset, record) in records.iter().enumerate() {
             let expected = next.entry(record.producer).or_insert(0);
@@ -220,9 +220,14 @@ fn order(held: &Held, found: &mut Vec<Violation>) {
 }
 
 /// Checks that each record that was reported to a client is at its reported offset.
-fn sightings(kind: &str, sightings: &[Sighting], held: &Held, found: &mut Vec<Violation>) {
-    for each in sightings {
-        let holds = held.at(each);
+fn reported_records(
+    kind: &str,
+    reported_records: &[ReportedRecord],
+    data: &ServerData,
+    found: &mut Vec<Violation>,
+) {
+    for each in reported_records {
+        let holds = data.at(each);
         if holds == Some(each.id) {
             continue;
         }
@@ -235,9 +240,9 @@ fn sightings(kind: &str, sightings: &[Sighting], held: &Held, found: &mut Vec<Vi
 }
 
 /// Checks that no committed offset is behind an acknowledged commit or beyond the partition's end.
-fn commits(promises: &Promises, held: &Held, found: &mut Vec<Violation>) {
+fn commits(promises: &Promises, data: &ServerData, found: &mut Vec<Violation>) {
     for ((group, partition), promised) in &promises.committed {
-        let stored = held.committed.get(&(group.clone(), *partition)).copied();
+        let stored = data.committed.get(&(group.clone(), *partition)).copied();
         if stored.is_none_or(|stored| stored < *promised) {
             let stored = stored.map_or("none".to_owned(), |stored| stored.to_string());
             found.push(Violation(format!(
@@ -246,11 +251,12 @@ fn commits(promises: &Promises, held: &Held, found: &mut Vec<Violation>) {
             )));
         }
     }
-    for ((group, partition), stored) in &held.committed {
-        let end = held.partitions.get(partition).map_or(0, Vec::len) as u64;
+    for ((group, partition), stored) in &data.committed {
+        let end = data.partitions.get(partition).map_or(0, Vec::len) as u64;
         if *stored > end {
             found.push(Violation(format!(
-                "group {group}, partition {partition}: the committed offset {stored} is beyond the end {end}"
+                "group {group}, partition {partition}: the committed offset {stored} \
+                 is beyond the end {end}"
             )));
         }
     }
@@ -283,14 +289,14 @@ mod tests {
     }
 
     fn violations(journal: &[&str], log: &[&str], commits: &[&str]) -> Vec<String> {
-        let mut held = Held::default();
+        let mut data = ServerData::default();
         for line in log {
-            held.record_line(line).unwrap();
+            data.record_line(line).unwrap();
         }
         for line in commits {
-            held.commit_line("group", line).unwrap();
+            data.commit_line("group", line).unwrap();
         }
-        check(&promises(journal), &held).iter().map(ToString::to_string).collect()
+        check(&promises(journal), &data).iter().map(ToString::to_string).collect()
     }
 
     /// Asserts that there is exactly one violation, and that it contains `wanted`.
@@ -301,7 +307,7 @@ mod tests {
 
     #[test]
     fn promised_records_and_more_are_accepted() {
-        // a:2 is held but was not acknowledged: the answer was lost when the server was killed.
+        // a:2 is in the log without an acknowledgement: the kill of the server lost the answer.
         assert_eq!(violations(&JOURNAL, &LOG, &COMMITS), [""; 0]);
     }
 
@@ -375,11 +381,11 @@ mod tests {
 
     #[test]
     fn offsets_must_be_dense() {
-        let mut held = Held::default();
-        held.record_line("0 0 a:0").unwrap();
-        assert!(held.record_line("0 2 a:1").is_err());
-        assert!(held.record_line("0 0 a:1").is_err());
-        assert!(held.record_line("1 1 a:0").is_err());
+        let mut data = ServerData::default();
+        data.record_line("0 0 a:0").unwrap();
+        assert!(data.record_line("0 2 a:1").is_err());
+        assert!(data.record_line("0 0 a:1").is_err());
+        assert!(data.record_line("1 1 a:0").is_err());
     }
 
     #[test]
@@ -390,8 +396,8 @@ mod tests {
             assert!(Promises::default().line(line).is_err(), "{line:?}");
         }
         for line in ["", "0 0", "0 0 nokey", "0 -1 a:0", "0 0 a:0 more"] {
-            assert!(Held::default().record_line(line).is_err(), "{line:?}");
+            assert!(ServerData::default().record_line(line).is_err(), "{line:?}");
         }
-        assert!(Held::default().commit_line("group", "0").is_err());
+        assert!(ServerData::default().commit_line("group", "0").is_err());
     }
 }

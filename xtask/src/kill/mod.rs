@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-use self::check::{Held, Promises};
+use self::check::{Promises, ServerData};
 use crate::Error;
 use crate::exec::{describe, each_line, output, quietly, wait};
 use crate::loopdev::{self, LoopDevice};
@@ -226,9 +226,9 @@ impl<'a> Campaign<'a> {
             // Recovery did not need it; readers do.
             gateway.start_again()?;
         }
-        let held = self.check()?;
+        let records = self.check()?;
         println!(
-            "round {round}: {} ms of load, {kills} SIGKILL, restarted in {} ms; {held} records, \
+            "round {round}: {} ms of load, {kills} SIGKILL, restarted in {} ms; {records} records, \
              {} acknowledged, {} delivered: all there",
             load_time.as_millis(),
             start_time.as_millis(),
@@ -271,10 +271,10 @@ impl<'a> Campaign<'a> {
         // The promises are read before the data: a promise made in between need not be in the data
         // yet.
         self.read_journals()?;
-        let held = self.read_server()?;
-        let violations = check::check(&self.promises, &held);
+        let data = self.read_server()?;
+        let violations = check::check(&self.promises, &data);
         if violations.is_empty() {
-            return Ok(held.records());
+            return Ok(data.records());
         }
         let shown: Vec<String> =
             violations.iter().take(20).map(|each| format!("\n  {each}")).collect();
@@ -288,8 +288,8 @@ impl<'a> Campaign<'a> {
         Ok(())
     }
 
-    fn read_server(&self) -> Result<Held, Error> {
-        let mut held = Held::default();
+    fn read_server(&self) -> Result<ServerData, Error> {
+        let mut data = ServerData::default();
         // The commits are read first: a member may commit while the records are being read, and its
         // commit must not appear to be beyond their end.
         for group in GROUPS {
@@ -298,18 +298,18 @@ impl<'a> Campaign<'a> {
             python.args(["--bootstrap", &self.server.address()]);
             python.args(["--partitions", &PARTITIONS.to_string()]);
             for line in String::from_utf8(output(&mut python)?)?.lines() {
-                held.commit_line(group, line)?;
+                data.commit_line(group, line)?;
             }
         }
         for partition in 0..PARTITIONS {
-            self.read_partition(partition, &mut held)?;
+            self.read_partition(partition, &mut data)?;
         }
-        Ok(held)
+        Ok(data)
     }
 
     /// Reads a partition from its start to its current end. A reader that finds the end itself
     /// would never finish, since the producers continue.
-    fn read_partition(&self, partition: u32, held: &mut Held) -> Result<(), Error> {
+    fn read_partition(&self, partition: u32, data: &mut ServerData) -> Result<(), Error> {
         let kcat = |arguments: &[&str]| {
             let mut command = self.server.client("kcat");
             command.args(["-q", "-b", &self.server.address()]);
@@ -341,7 +341,7 @@ impl<'a> Campaign<'a> {
         let mut refused = None;
         let status = each_line(&mut kcat(&arguments), READ_LIMIT, |line| {
             if refused.is_none() {
-                refused = held.record_line(line).err();
+                refused = data.record_line(line).err();
             }
         })?;
         match refused {
@@ -359,17 +359,17 @@ impl<'a> Campaign<'a> {
         for load in &mut self.loads {
             load.finish()?;
         }
-        let held = self.check()?;
+        let records = self.check()?;
         let complete = self.promises.ended();
         if complete != GROUPS.len() {
             return Err(format!("{complete} of {} journals are complete", GROUPS.len()).into());
         }
         // No request is in progress any more: the server holds exactly what was acknowledged.
         let acknowledged = self.promises.acknowledged();
-        if held != acknowledged {
-            return Err(format!("{held} records are held, {acknowledged} were acknowledged").into());
+        if records != acknowledged {
+            return Err(format!("{records} records exist, {acknowledged} were acknowledged").into());
         }
-        println!("end: {held} records held, each acknowledged once");
+        println!("end: {records} records, each acknowledged once");
         self.server.finish()
     }
 }

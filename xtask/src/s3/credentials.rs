@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use super::issuer::{Given, IDENTITY, Issuer, ROLE, WRONG_IDENTITY};
+use super::issuer::{Credentials, IDENTITY, Issuer, ROLE, WRONG_IDENTITY};
 use super::{
     CREDENTIALS, Gateway, LIMIT, SECRET, Test, WRONG_SECRET, WRONG_TOKEN, eventually, no_secret,
 };
@@ -12,7 +12,8 @@ use crate::exec::follow;
 use crate::server::Server;
 use crate::web::Authority;
 
-const LASTING: Given = Given { secret: SECRET, token: "", expiration: "2099-01-01T00:00:00Z" };
+const LASTING: Credentials =
+    Credentials { secret: SECRET, token: "", expiration: "2099-01-01T00:00:00Z" };
 
 /// A source of credentials other than the environment itself.
 struct Source {
@@ -103,16 +104,16 @@ impl Test<'_> {
             }
             fs::write(file, IDENTITY)?;
         }
-        for (given, reason) in [
-            (Given { secret: WRONG_SECRET, ..LASTING }, "SignatureDoesNotMatch"),
-            (Given { token: WRONG_TOKEN, ..LASTING }, "Invalid"),
+        for (credentials, reason) in [
+            (Credentials { secret: WRONG_SECRET, ..LASTING }, "SignatureDoesNotMatch"),
+            (Credentials { token: WRONG_TOKEN, ..LASTING }, "Invalid"),
         ] {
-            issuer.give(given);
+            issuer.issue(credentials);
             refused(reason)?;
         }
 
         // Valid ones that expire before they are used a second time.
-        issuer.give(Given { expiration: "2020-01-01T00:00:00Z", ..LASTING });
+        issuer.issue(Credentials { expiration: "2020-01-01T00:00:00Z", ..LASTING });
         let mut objects = gateway.objects(&["--log=trace", "--upload-interval=300ms"]);
         objects.arguments.extend(arguments.clone());
         objects.environment.clone_from(environment);

@@ -19,7 +19,7 @@ const METADATA: &str = "http://169.254.169.254/latest";
 
 /// The issued credentials.
 #[derive(Clone, Copy)]
-pub(super) struct Given {
+pub(super) struct Credentials {
     pub(super) secret: &'static str,
     pub(super) token: &'static str,
     /// Expiration time; a time in the past expires before the next request.
@@ -27,7 +27,7 @@ pub(super) struct Given {
 }
 
 struct State {
-    given: Mutex<Given>,
+    current: Mutex<Credentials>,
     handed_out: AtomicU64,
 }
 
@@ -38,8 +38,11 @@ pub(super) struct Issuer {
 }
 
 impl Issuer {
-    pub(super) fn start(authority: Option<&Authority>, given: Given) -> Result<Self, Error> {
-        let state = Arc::new(State { given: Mutex::new(given), handed_out: AtomicU64::new(0) });
+    pub(super) fn start(
+        authority: Option<&Authority>,
+        initial: Credentials,
+    ) -> Result<Self, Error> {
+        let state = Arc::new(State { current: Mutex::new(initial), handed_out: AtomicU64::new(0) });
         let answering = state.clone();
         let server = WebServer::start(authority, move |request| answering.judge(request))?;
         Ok(Self { server, state })
@@ -49,8 +52,8 @@ impl Issuer {
         self.server.url()
     }
 
-    pub(super) fn give(&self, given: Given) {
-        *self.state.given.lock().expect("no thread panics with the lock held") = given;
+    pub(super) fn issue(&self, credentials: Credentials) {
+        *self.state.current.lock().expect("no thread panics with the lock held") = credentials;
     }
 
     /// Number of times that it has issued credentials.
@@ -89,7 +92,8 @@ impl State {
                     false => (
                         "403 Forbidden",
                         format!(
-                            "<ErrorResponse><Error><Code>AccessDenied</Code><Message>No.</Message></Error><Query>{query}</Query></ErrorResponse>"
+                            "<ErrorResponse><Error><Code>AccessDenied</Code>\
+                             <Message>No.</Message></Error><Query>{query}</Query></ErrorResponse>"
                         ),
                     ),
                 }
@@ -98,24 +102,27 @@ impl State {
         }
     }
 
-    fn hand_out(&self) -> Given {
+    fn hand_out(&self) -> Credentials {
         self.handed_out.fetch_add(1, Ordering::SeqCst);
-        *self.given.lock().expect("no thread panics with the lock held")
+        *self.current.lock().expect("no thread panics with the lock held")
     }
 
     fn json(&self) -> Answer {
-        let Given { secret, token, expiration } = self.hand_out();
+        let Credentials { secret, token, expiration } = self.hand_out();
         let body = format!(
-            r#"{{"AccessKeyId":"{KEY}","SecretAccessKey":"{secret}","Token":"{token}","Expiration":"{expiration}"}}"#
+            r#"{{"AccessKeyId":"{KEY}","SecretAccessKey":"{secret}","Token":"{token}",
+            "Expiration":"{expiration}"}}"#
         );
         ("200 OK", body)
     }
 
     fn xml(&self) -> Answer {
-        let Given { secret, token, expiration } = self.hand_out();
+        let Credentials { secret, token, expiration } = self.hand_out();
         let body = format!(
-            "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>{KEY}</AccessKeyId>\
-             <SecretAccessKey>{secret}</SecretAccessKey><SessionToken>{token}</SessionToken><Expiration>{expiration}</Expiration>\
+            "<AssumeRoleWithWebIdentityResponse>\
+             <AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>{KEY}</AccessKeyId>\
+             <SecretAccessKey>{secret}</SecretAccessKey><SessionToken>{token}</SessionToken>\
+             <Expiration>{expiration}</Expiration>\
              </Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
         );
         ("200 OK", body)

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 
-pub(crate) use self::proxy::{Proxy, Weather};
+pub(crate) use self::proxy::{NetworkState, Proxy};
 use crate::Error;
 use crate::exec::{describe, follow, quietly, wait};
 use crate::kill::{self, Stopped, Target};
@@ -86,9 +86,11 @@ pub(crate) fn run(
     let test = Test { peer, seed, binary, tools, directory };
     vec![
         Case::run("large objects are uploaded in parts, read back, and deleted", || {
-            test.passes("large", 384, Weather::Clear)
+            test.passes("large", 384, NetworkState::Healthy)
         }),
-        Case::run("nothing is lost to a bad network", || test.passes("faults", 192, Weather::Foul)),
+        Case::run("nothing is lost to a bad network", || {
+            test.passes("faults", 192, NetworkState::Faulty)
+        }),
         Case::run("an outage causes backpressure, and ends", || test.outage()),
         Case::run("permanent errors end the start, and reveal no secret", || test.refusals()),
         Case::run("TLS works with a trusted certificate only", || test.tls()),
@@ -145,20 +147,20 @@ impl Test<'_> {
     }
 
     /// Writes much more than the log can hold, reads all of it back, and deletes it.
-    fn passes(&self, name: &str, mebibytes: u64, weather: Weather) -> Result<(), Error> {
+    fn passes(&self, name: &str, mebibytes: u64, network: NetworkState) -> Result<(), Error> {
         let gateway = self.gateway(name)?;
         let proxy = Proxy::start(gateway.address, self.seed)?;
-        proxy.set(weather);
+        proxy.set(network);
         let server = Server::start(self.config(name, gateway.objects_at(proxy.address(), &[])))?;
         let status = follow(&mut self.endless(&server, mebibytes), LOAD_LIMIT, |_| ())?;
         println!("{proxy}");
         if !status.success() {
             return Err(format!("the client ended with {status}{}", server.log_tail()).into());
         }
-        if weather == Weather::Foul && proxy.faults() == 0 {
+        if network == NetworkState::Faulty && proxy.faults() == 0 {
             return Err("no request met a fault".into());
         }
-        proxy.set(Weather::Clear);
+        proxy.set(NetworkState::Healthy);
         if gateway.objects_there()? == 0 {
             return Err("no object was written".into());
         }
@@ -167,22 +169,23 @@ impl Test<'_> {
         quietly(&mut delete)?;
         // The server's own streams have no objects. What attempts that the network cut off could
         // not delete at once is an orphan that will be old enough tomorrow.
-        let left = if weather == Weather::Clear { 0 } else { proxy.faults() as usize };
+        let left = if network == NetworkState::Healthy { 0 } else { proxy.faults() as usize };
         eventually("the objects are deleted", || Ok(gateway.objects_there()? <= left))?;
-        if weather == Weather::Clear && gateway.unfinished_there()? > 0 {
+        if network == NetworkState::Healthy && gateway.unfinished_there()? > 0 {
             return Err("parts of an upload were left behind".into());
         }
         server.finish()?;
         gateway.finish()
     }
 
-    /// The object store goes away while producers write, until they meet backpressure, and returns.
+    /// The object store is unavailable while producers write, until they meet backpressure, and
+    /// then returns.
     fn outage(&self) -> Result<(), Error> {
         let gateway = self.gateway("outage")?;
         let proxy = Proxy::start(gateway.address, self.seed)?;
         let config = self.config("outage", gateway.objects_at(proxy.address(), &[]));
         // Down from the beginning: the server must start without it.
-        proxy.set(Weather::Down);
+        proxy.set(NetworkState::Down);
         let server = Server::start(config)?;
         let mut client = self.endless(&server, 192);
         let mut client = Running(client.stdout(Stdio::null()).spawn()?);
@@ -192,7 +195,7 @@ impl Test<'_> {
         eventually("uploads fail", || {
             Ok(server.metric("alluvium_consecutive_upload_failures")? > 0.0)
         })?;
-        proxy.set(Weather::Clear);
+        proxy.set(NetworkState::Healthy);
         match wait(&mut client.0, LOAD_LIMIT)? {
             Some(status) if status.success() => {}
             ended => return Err(format!("the client: {ended:?}{}", server.log_tail()).into()),
@@ -244,8 +247,8 @@ impl Test<'_> {
     }
 
     /// Runs a command that must end with this code, and returns its output, which must contain all
-    /// of `told` and no secret.
-    fn ends(&self, command: &mut Command, code: i32, told: &[&str]) -> Result<String, Error> {
+    /// of `expected` and no secret.
+    fn ends(&self, command: &mut Command, code: i32, expected: &[&str]) -> Result<String, Error> {
         fs::create_dir_all(self.directory)?;
         let path = self.directory.join("printed");
         let file = File::create(&path)?;
@@ -258,7 +261,7 @@ impl Test<'_> {
             let end = last(&printed);
             return Err(format!("{what}: ended with {status:?} instead of {code}: {end}").into());
         }
-        if let Some(missing) = told.iter().find(|told| !printed.contains(**told)) {
+        if let Some(missing) = expected.iter().find(|text| !printed.contains(**text)) {
             return Err(format!("{what}: does not print {missing:?}: {}", last(&printed)).into());
         }
         Ok(printed)

@@ -21,15 +21,15 @@ const STALL: Duration = Duration::from_secs(40);
 
 const METHODS: [&[u8]; 5] = [b"GET ", b"PUT ", b"POST ", b"DELETE ", b"HEAD "];
 
-/// What happens to requests at present.
+/// The current treatment of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Weather {
+pub(crate) enum NetworkState {
     /// All requests pass.
-    Clear,
+    Healthy,
     /// All requests pass, each delayed by this time, however many are concurrent.
-    Far(Duration),
+    Delayed(Duration),
     /// Some requests meet a fault.
-    Foul,
+    Faulty,
     /// Each connection is closed immediately.
     Down,
 }
@@ -55,7 +55,7 @@ const FAULTS: [Fault; 6] = [
 
 struct State {
     upstream: SocketAddr,
-    weather: Mutex<Weather>,
+    network: Mutex<NetworkState>,
     rng: Mutex<Rng>,
     requests: AtomicU64,
     faults: [AtomicU64; FAULTS.len()],
@@ -74,7 +74,7 @@ impl Proxy {
         let address = listener.local_addr()?;
         let state = Arc::new(State {
             upstream,
-            weather: Mutex::new(Weather::Clear),
+            network: Mutex::new(NetworkState::Healthy),
             rng: Mutex::new(Rng::new(seed)),
             requests: AtomicU64::new(0),
             faults: Default::default(),
@@ -89,8 +89,8 @@ impl Proxy {
         self.address
     }
 
-    pub(crate) fn set(&self, weather: Weather) {
-        *self.state.weather.lock().expect("no thread panics with the lock held") = weather;
+    pub(crate) fn set(&self, network: NetworkState) {
+        *self.state.network.lock().expect("no thread panics with the lock held") = network;
     }
 
     /// Number of requests that have met a fault.
@@ -118,8 +118,8 @@ impl Drop for Proxy {
 }
 
 impl State {
-    fn weather(&self) -> Weather {
-        *self.weather.lock().expect("no thread panics with the lock held")
+    fn network(&self) -> NetworkState {
+        *self.network.lock().expect("no thread panics with the lock held")
     }
 
     fn below(&self, end: u64) -> u64 {
@@ -129,7 +129,7 @@ impl State {
     /// Chooses the fault of the next request. Stalls take long, so they are rare.
     fn next_fault(&self) -> Option<Fault> {
         self.requests.fetch_add(1, Ordering::SeqCst);
-        if self.weather() != Weather::Foul || self.below(FAULT_EVERY) > 0 {
+        if self.network() != NetworkState::Faulty || self.below(FAULT_EVERY) > 0 {
             return None;
         }
         let mut at = self.below(FAULTS.len() as u64) as usize;
@@ -141,7 +141,7 @@ impl State {
     }
 
     fn serve(self: &Arc<Self>, mut client: TcpStream) -> std::io::Result<()> {
-        if self.weather() == Weather::Down {
+        if self.network() == NetworkState::Down {
             return Ok(());
         }
         let mut upstream = TcpStream::connect(self.upstream)?;
@@ -172,7 +172,7 @@ impl State {
             let read = upstream.read(&mut buffer)?;
             let passing = left.fetch_sub(read as i64, Ordering::SeqCst).clamp(0, read as i64);
             client.write_all(&buffer[..passing as usize])?;
-            if read == 0 || (passing as usize) < read || self.weather() == Weather::Down {
+            if read == 0 || (passing as usize) < read || self.network() == NetworkState::Down {
                 return Ok(());
             }
         }
@@ -187,7 +187,7 @@ impl State {
         let mut buffer = vec![0; 64 << 10];
         loop {
             let read = client.read(&mut buffer)?;
-            if read == 0 || self.weather() == Weather::Down {
+            if read == 0 || self.network() == NetworkState::Down {
                 return Ok(());
             }
             // The client sends a request only after the answer to the previous one, so a request
@@ -197,7 +197,7 @@ impl State {
             let mut passing = read;
             match is_request.then(|| self.next_fault()).flatten() {
                 None => {
-                    if let (true, Weather::Far(time)) = (is_request, self.weather()) {
+                    if let (true, NetworkState::Delayed(time)) = (is_request, self.network()) {
                         thread::sleep(time);
                     }
                 }

@@ -75,8 +75,8 @@ impl Test<'_> {
         let right = format!("{count} objects are as in the catalog; 0 orphans; 0 missing");
         self.ends(&mut tool(&gc), 0, &[&right])?;
         let whole = format!("{count} objects, ");
-        for place in [&store, &format!("s3://{BUCKET}")] {
-            let verify = ["object", "verify", place];
+        for location in [&store, &format!("s3://{BUCKET}")] {
+            let verify = ["object", "verify", location];
             self.ends(&mut tool(&verify), 0, &[&whole, "intact, every checksum is correct"])?;
         }
         let size = format!("{} B", fs::metadata(first)?.len());
@@ -109,8 +109,8 @@ impl Test<'_> {
         let verify = ["object", "verify", &store];
         let middle = fs::metadata(first)?.len() / 2;
         flip(first, middle)?;
-        let told = format!("1 object is of {count} damaged; first {}", key(first));
-        let damaged = self.ends(&mut tool(&verify), 1, &["damaged at byte", &told])?;
+        let printed = format!("1 object is of {count} damaged; first {}", key(first));
+        let damaged = self.ends(&mut tool(&verify), 1, &["damaged at byte", &printed])?;
         if damaged.contains(&key(last)) {
             return Err(
                 format!("more than {} is reported as damaged: {damaged}", key(first)).into()
@@ -123,12 +123,12 @@ impl Test<'_> {
         let away = self.directory.join("away");
         fs::rename(last, &away)?;
         let missing = fs::metadata(&away)?.len().to_string();
-        let told = ["; 0 orphans; 1 missing", "missing", &missing, "yes: records are lost"];
-        self.ends(&mut tool(&gc), 1, &told)?;
+        let printed = ["; 0 orphans; 1 missing", "missing", &missing, "yes: records are lost"];
+        self.ends(&mut tool(&gc), 1, &printed)?;
         let named = key(last);
         for command in ["verify", "inspect"] {
-            let gone = ["object", command, &named];
-            self.ends(&mut tool(&gone), 2, &[&named, "no object found"])?;
+            let missing = ["object", command, &named];
+            self.ends(&mut tool(&missing), 2, &[&named, "no object found"])?;
         }
         fs::rename(&away, last)?;
         self.ends(&mut tool(&["object", "verify", "s3://missing"]), 2, &["NoSuchBucket"])?;

@@ -12,24 +12,24 @@ use crate::exec::quietly;
 pub(crate) fn kafkajs(root: &Path) -> Result<PathBuf, Missing> {
     let _lock = super::lock()?;
     let source = root.join("tests/compat/kafkajs");
-    let place = root.join("target/e2e/kafkajs");
+    let directory = root.join("target/e2e/kafkajs");
     let files = ["package.json", "package-lock.json", "suite.js"].map(|name| source.join(name));
-    let done = Stamp::new(&place.join("alluvium.stamp"), &files)?;
-    let program = place.join("suite.js");
+    let done = Stamp::new(&directory.join("alluvium.stamp"), &files)?;
+    let program = directory.join("suite.js");
     if done.is_fresh() {
         return Ok(program);
     }
     if !runs("node", &["--version"]) || !runs("npm", &["--version"]) {
         apt(&["nodejs", "npm"], "runs KafkaJS")?;
     }
-    fs::create_dir_all(&place).map_err(Error::from)?;
+    fs::create_dir_all(&directory).map_err(Error::from)?;
     for file in &files {
         let name = file.file_name().expect("a file has a name");
-        fs::copy(file, place.join(name)).map_err(Error::from)?;
+        fs::copy(file, directory.join(name)).map_err(Error::from)?;
     }
     println!("setup: npm ci (KafkaJS from the npm registry)");
     let mut npm = Command::new("npm");
-    npm.current_dir(&place).args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]);
+    npm.current_dir(&directory).args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"]);
     quietly(&mut npm)?;
     done.set()?;
     Ok(program)

@@ -104,20 +104,20 @@ pub(crate) fn kafka_python_tests(root: &Path, version: &str) -> Result<PythonTes
     let requirements = ours.join(format!("requirements-{major}.txt"));
     let name = format!("kafka-python@{version}");
     let python = environment(root, &requirements, &name, "kafka-python's tests")?;
-    let place = root.join("target/e2e/compat").join(&name);
-    let directory = place.join(format!("kafka_python-{version}"));
+    let parent = root.join("target/e2e/compat").join(&name);
+    let directory = parent.join(format!("kafka_python-{version}"));
     let stand_in = ours.join("service.py");
     let done =
-        Stamp::of(&place.join("alluvium.stamp"), &format!("{}{LOGGING_IN:?}", read(&stand_in)?));
+        Stamp::of(&parent.join("alluvium.stamp"), &format!("{}{LOGGING_IN:?}", read(&stand_in)?));
     if !done.is_fresh() {
-        fs::create_dir_all(&place).map_err(Error::from)?;
+        fs::create_dir_all(&parent).map_err(Error::from)?;
         println!("setup: pip download kafka-python {version} (its source archive, from PyPI)");
         let mut pip = Command::new(&python);
         pip.args(["-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps"]);
-        pip.args(["--no-binary", "kafka-python", "-d"]).arg(&place);
+        pip.args(["--no-binary", "kafka-python", "-d"]).arg(&parent);
         quietly(pip.arg(format!("kafka-python=={version}")))?;
         let archive = format!("{}.tar.gz", directory.display());
-        quietly(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&place))?;
+        quietly(Command::new("tar").arg("-xzf").arg(&archive).arg("-C").arg(&parent))?;
         if major == "3" {
             edit(&directory.join("test/integration/test_sasl_integration.py"), &LOGGING_IN)?;
         }

@@ -94,7 +94,8 @@ mod tests {
         let slow = measured(theirs, Load::Produce(Rate::Megabytes(5)), 4.75);
         let line = |sample| figures::line(sample, Duration::from_secs(3), Duration::from_secs(1));
         let output = format!(
-            "Compiling\nround 1 of 3: 100 partitions, Alluvium\n  {}\n  an error of another one\nround 1 of 3: 100 partitions, Kafka, flushed\n  {}\n\
+            "Compiling\nround 1 of 3: 100 partitions, Alluvium\n  {}\n  an error of another one\n\
+               round 1 of 3: 100 partitions, Kafka, flushed\n  {}\n\
              round 2 of 3: 100 partitions, Kafka, flushed\n  {}\n",
             line(&produce),
             line(&slow),

@@ -79,14 +79,14 @@ type Interrupts = Vec<(String, Vec<u64>)>;
 
 fn interrupts() -> Result<Interrupts, Error> {
     let path = "/proc/interrupts";
-    let told = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    Ok(counted(&told))
+    let text = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    Ok(counted(&text))
 }
 
 /// The header names the online processors; each line has a count for each of them, followed by a
 /// description.
-fn counted(told: &str) -> Interrupts {
-    let mut lines = told.lines();
+fn counted(text: &str) -> Interrupts {
+    let mut lines = text.lines();
     let head = lines.next().unwrap_or_default().split_whitespace();
     let online: Vec<usize> = head.filter_map(|cpu| cpu.strip_prefix("CPU")?.parse().ok()).collect();
     let devices = lines.filter_map(|line| {

@@ -18,7 +18,7 @@ pub(super) struct Tools<'a> {
 
 /// The figures that a tool reports; 0 for those that it does not report.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Told {
+pub(super) struct Measured {
     /// MiB per second.
     pub(super) throughput: f64,
     /// The tools count whole milliseconds.
@@ -71,16 +71,16 @@ impl Tools<'_> {
         loop {
             let mut offsets = self.java("GetOffsetShell");
             offsets.args(["--bootstrap-server", &self.address, "--topic", topic]);
-            let told = told(&mut offsets)?;
+            let printed = run(&mut offsets)?;
             let of_the_topic =
                 |line: &&str| line.strip_prefix(topic).is_some_and(|rest| rest.starts_with(':'));
-            let there = told.lines().filter(of_the_topic).count();
-            if there == self.partitions as usize {
+            let found = printed.lines().filter(of_the_topic).count();
+            if found == self.partitions as usize {
                 return Ok(());
             }
             if started.elapsed() > CREATE_LIMIT {
                 return Err(format!(
-                    "{there} of {} partitions of {topic} have a leader after {CREATE_LIMIT:?}",
+                    "{found} of {} partitions of {topic} have a leader after {CREATE_LIMIT:?}",
                     self.partitions
                 )
                 .into());
@@ -100,7 +100,7 @@ impl Tools<'_> {
         records: u64,
         per_second: Option<u64>,
         settings: &[&str],
-    ) -> Result<Told, Error> {
+    ) -> Result<Measured, Error> {
         let mut produce = self.java("ProducerPerformance");
         produce.args(["--bootstrap-server", &self.address, "--topic", topic]);
         produce.args(["--num-records", &records.to_string()]);
@@ -109,46 +109,52 @@ impl Tools<'_> {
         produce.args(["--throughput", &throughput]);
         produce.args(["--warmup-records", &(records / WARM_UP_PART).to_string()]);
         produce.arg("--command-property").args(settings);
-        let told = told(&mut produce)?;
-        Ok(produced(&told)
-            .ok_or_else(|| format!("unexpected output of ProducerPerformance:\n{told}"))?)
+        let printed = run(&mut produce)?;
+        Ok(produced(&printed)
+            .ok_or_else(|| format!("unexpected output of ProducerPerformance:\n{printed}"))?)
     }
 
     /// Consumes this many records; measures MiB per second from the first fetch on.
-    pub(super) fn consume(&self, topic: &str, records: u64) -> Result<Told, Error> {
+    pub(super) fn consume(&self, topic: &str, records: u64) -> Result<Measured, Error> {
         let mut consume = self.java("ConsumerPerformance");
         consume.args(["--bootstrap-server", &self.address, "--topic", topic]);
         consume.args(["--num-records", &records.to_string(), "--hide-header"]);
         consume.args(["--timeout", &CONSUME_LIMIT_MS.to_string()]);
-        let told = told(&mut consume)?;
-        Ok(consumed(&told, records)
-            .ok_or_else(|| format!("unexpected output of ConsumerPerformance:\n{told}"))?)
+        let printed = run(&mut consume)?;
+        Ok(consumed(&printed, records)
+            .ok_or_else(|| format!("unexpected output of ConsumerPerformance:\n{printed}"))?)
     }
 
     /// Sends one record after the other, each after the previous one has been received.
-    pub(super) fn end_to_end(&self, topic: &str, records: u32) -> Result<Told, Error> {
-        let mut way = self.java("EndToEndLatency");
-        way.args([&self.address, topic, &records.to_string(), "all", &RECORD_BYTES.to_string()]);
-        let told = told(&mut way)?;
-        Ok(came_back(&told)
-            .ok_or_else(|| format!("unexpected output of EndToEndLatency:\n{told}"))?)
+    pub(super) fn end_to_end(&self, topic: &str, records: u32) -> Result<Measured, Error> {
+        let mut end_to_end = self.java("EndToEndLatency");
+        end_to_end.args([
+            &self.address,
+            topic,
+            &records.to_string(),
+            "all",
+            &RECORD_BYTES.to_string(),
+        ]);
+        let printed = run(&mut end_to_end)?;
+        Ok(end_to_end_latency(&printed)
+            .ok_or_else(|| format!("unexpected output of EndToEndLatency:\n{printed}"))?)
     }
 }
 
-fn told(command: &mut Command) -> Result<String, Error> {
+fn run(command: &mut Command) -> Result<String, Error> {
     Ok(String::from_utf8_lossy(&output(command)?).into_owned())
 }
 
 /// Parses a line such as `400 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms
 /// avg latency, 9.0 ms max latency, 2 ms 50th, 3 ms 95th, 8 ms 99th, 9 ms 99.9th.` Its MB are MiB.
 /// The last such line covers the records after the warm-up.
-fn produced(told: &str) -> Option<Told> {
-    let line = told.lines().rfind(|line| line.contains(" 99.9th"))?;
+fn produced(printed: &str) -> Option<Measured> {
+    let line = printed.lines().rfind(|line| line.contains(" 99.9th"))?;
     let before = |unit: &str| -> Option<f64> {
         let (before, _) = line.split_once(unit)?;
         before.rsplit([' ', '(']).next()?.parse().ok()
     };
-    Some(Told {
+    Some(Measured {
         throughput: before(" MB/sec)")?,
         p50_ms: before(" ms 50th")?,
         p99_ms: before(" ms 99th")?,
@@ -158,22 +164,22 @@ fn produced(told: &str) -> Option<Told> {
 /// Parses a line with the start, the end, MiB, MiB per second, records, records per second,
 /// milliseconds of the rebalance and of fetching, and MiB and records per second while fetching.
 /// All records must have arrived.
-fn consumed(told: &str, records: u64) -> Option<Told> {
-    let line = told.lines().rfind(|line| line.split(", ").count() == 10)?;
+fn consumed(printed: &str, records: u64) -> Option<Measured> {
+    let line = printed.lines().rfind(|line| line.split(", ").count() == 10)?;
     let fields: Vec<&str> = line.split(", ").collect();
-    let came: u64 = fields[4].parse().ok()?;
+    let received: u64 = fields[4].parse().ok()?;
     let throughput = fields[8].parse().ok()?;
-    (came >= records).then_some(Told { throughput, ..Told::default() })
+    (received >= records).then_some(Measured { throughput, ..Measured::default() })
 }
 
 /// Parses `Percentiles: 50th = 2, 99th = 5, 99.9th = 17`, and the mean before it, which has
 /// decimals: the median has none.
-fn came_back(told: &str) -> Option<Told> {
+fn end_to_end_latency(printed: &str) -> Option<Measured> {
     let number = |name: &str| -> Option<f64> {
-        let (_, behind) = told.split_once(name)?;
-        behind.split([',', ' ', '\n']).next()?.parse().ok()
+        let (_, rest) = printed.split_once(name)?;
+        rest.split([',', ' ', '\n']).next()?.parse().ok()
     };
-    Some(Told { throughput: 0.0, p50_ms: number("Avg latency: ")?, p99_ms: number("99th = ")? })
+    Some(Measured { throughput: 0.0, p50_ms: number("Avg latency: ")?, p99_ms: number("99th = ")? })
 }
 
 #[cfg(test)]
@@ -182,18 +188,30 @@ mod tests {
 
     #[test]
     fn the_output_of_the_tools_is_parsed() {
-        let told = "1000 records sent, 99.1 records/sec (0.10 MB/sec), 1.0 ms avg latency, 7.0 ms max latency.\n\
-             1000 records sent, 99.5 records/sec (0.11 MB/sec), 1.0 ms avg latency, 9.00 ms max latency, 1 ms 50th, 2 ms 95th, 3 ms 99th, 9 ms 99.9th.\n\
-             800 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms avg latency, 9.00 ms max latency, 2 ms 50th, 4 ms 95th, 8 ms 99th, 9 ms 99.9th.\n";
-        assert_eq!(produced(told), Some(Told { throughput: 1.21, p50_ms: 2.0, p99_ms: 8.0 }));
+        let printed = "1000 records sent, 99.1 records/sec (0.10 MB/sec), \
+            1.0 ms avg latency, 7.0 ms max latency.\n\
+             1000 records sent, 99.5 records/sec (0.11 MB/sec), \
+             1.0 ms avg latency, 9.00 ms max latency, \
+             1 ms 50th, 2 ms 95th, 3 ms 99th, 9 ms 99.9th.\n\
+             800 steady state records sent, 1234.5 records/sec (1.21 MB/sec), 2.1 ms avg latency, \
+             9.00 ms max latency, 2 ms 50th, 4 ms 95th, 8 ms 99th, 9 ms 99.9th.\n";
+        assert_eq!(
+            produced(printed),
+            Some(Measured { throughput: 1.21, p50_ms: 2.0, p99_ms: 8.0 })
+        );
         assert_eq!(produced("org.apache.kafka.common.errors.TimeoutException\n"), None);
 
-        let told = "2026-11-22 10:00:00:000, 2026-11-22 10:00:04:000, 100.0, 25.0, 102400, 25600.0, 3000, 1000, 100.0, 102400.0\n";
-        let throughput = consumed(told, 102_400).map(|told| told.throughput);
+        let printed = "2026-11-22 10:00:00:000, 2026-11-22 10:00:04:000, \
+            100.0, 25.0, 102400, 25600.0, 3000, 1000, 100.0, 102400.0\n";
+        let throughput = consumed(printed, 102_400).map(|figures| figures.throughput);
         assert_eq!(throughput, Some(100.0));
-        assert_eq!(consumed(told, 102_401), None, "one is missing");
+        assert_eq!(consumed(printed, 102_401), None, "one is missing");
 
-        let told = "0\t12.5\n1000\t1.5\nAvg latency: 1.2345 ms\n\nPercentiles: 50th = 1, 99th = 4, 99.9th = 12\n";
-        assert_eq!(came_back(told), Some(Told { throughput: 0.0, p50_ms: 1.2345, p99_ms: 4.0 }));
+        let printed = "0\t12.5\n1000\t1.5\nAvg latency: 1.2345 ms\n\n\
+            Percentiles: 50th = 1, 99th = 4, 99.9th = 12\n";
+        assert_eq!(
+            end_to_end_latency(printed),
+            Some(Measured { throughput: 0.0, p50_ms: 1.2345, p99_ms: 4.0 })
+        );
     }
 }

@@ -49,7 +49,8 @@ impl Signer {
         let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs())?;
         let (issued, expires) = (now.min(now + seconds) - 1, now + seconds);
         let claims = format!(
-            r#"{{"iss":"{NAME}","aud":"{AUDIENCE}","sub":"{user}","scope":"kafka","iat":{issued},"exp":{expires}}}"#
+            r#"{{"iss":"{NAME}","aud":"{AUDIENCE}","sub":"{user}","scope":"kafka",
+            "iat":{issued},"exp":{expires}}}"#
         );
         let header = URL_SAFE_NO_PAD.encode(r#"{"alg":"ES256","kid":"1","typ":"JWT"}"#);
         let signed = format!("{header}.{}", URL_SAFE_NO_PAD.encode(claims));
@@ -97,7 +98,8 @@ impl Signer {
                 match token {
                     Some(token) => {
                         let answer = format!(
-                            r#"{{"access_token":"{token}","token_type":"Bearer","expires_in":{LIFETIME_SECONDS}}}"#
+                            r#"{{"access_token":"{token}","token_type":"Bearer",
+                            "expires_in":{LIFETIME_SECONDS}}}"#
                         );
                         self.given.lock().unwrap_or_else(PoisonError::into_inner).push(token);
                         ("200 OK", answer)

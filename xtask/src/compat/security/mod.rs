@@ -66,12 +66,13 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             false => Some((setup::kafka(compat.root)?, setup::python(compat.root)?)),
         },
     };
-    let place = Place::new(binary, &compat.root.join("target/e2e/run/compat-security"))?;
-    let server = place.start(&place.issuer.jwks_url())?;
-    let mut cases = place.clients(compat.root, &programs)?;
+    let environment =
+        Environment::new(binary, &compat.root.join("target/e2e/run/compat-security"))?;
+    let server = environment.start(&environment.issuer.jwks_url())?;
+    let mut cases = environment.clients(compat.root, &programs)?;
     let kinds = if compat.short { &KINDS[..2] } else { KINDS };
-    cases.extend(place.secrets(&server, kinds));
-    if place.stays(&cases) {
+    cases.extend(environment.secrets(&server, kinds));
+    if environment.keep_files_of_failures(&cases) {
         return Ok(cases);
     }
     cases.push(Case::run("the server stops on SIGTERM", || server.finish()));
@@ -82,16 +83,16 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             case.name += ", keys from a file";
             case
         };
-        let file = place.files.join("jwks.json");
-        let server = place.start(&file.display().to_string())?;
-        cases.extend(place.go(&programs.go, "^TestTokens$")?.into_iter().map(of_file));
-        cases.extend(place.secrets(&server, &["go"]).map(of_file));
-        if place.stays(&cases) {
+        let file = environment.files.join("jwks.json");
+        let server = environment.start(&file.display().to_string())?;
+        cases.extend(environment.go(&programs.go, "^TestTokens$")?.into_iter().map(of_file));
+        cases.extend(environment.secrets(&server, &["go"]).map(of_file));
+        if environment.keep_files_of_failures(&cases) {
             return Ok(cases);
         }
         server.finish()?;
     }
-    fs::remove_dir_all(&place.directory).map_err(Error::from)?;
+    fs::remove_dir_all(&environment.directory).map_err(Error::from)?;
     Ok(cases)
 }
 
@@ -104,7 +105,7 @@ struct Programs {
 }
 
 /// The listeners, and the files that their clients need.
-struct Place {
+struct Environment {
     binary: PathBuf,
     directory: PathBuf,
     /// Certificates, tokens, properties of Kafka's tools.
@@ -119,7 +120,7 @@ struct Place {
     sasl_tls: SocketAddr,
 }
 
-impl Place {
+impl Environment {
     fn new(binary: &Path, directory: &Path) -> Result<Self, Error> {
         let files = directory.join("files");
         let authority = Authority::new(&files)?;
@@ -273,21 +274,21 @@ impl Place {
     }
 
     /// Stores the output of a client of this kind.
-    fn keep_errors(&self, kind: &str, said: &[u8]) -> Result<(), Error> {
+    fn keep_errors(&self, kind: &str, output: &[u8]) -> Result<(), Error> {
         let mut file = File::options().create(true).append(true).open(&self.errors)?;
-        for line in String::from_utf8_lossy(said).lines() {
+        for line in String::from_utf8_lossy(output).lines() {
             writeln!(file, "{kind}: {line}")?;
         }
         Ok(())
     }
 
     /// Returns whether the data is kept because a case failed.
-    fn stays(&self, cases: &[Case]) -> bool {
-        let stays = cases.iter().any(Case::has_failed);
-        if stays {
+    fn keep_files_of_failures(&self, cases: &[Case]) -> bool {
+        let has_failures = cases.iter().any(Case::has_failed);
+        if has_failures {
             println!("the server's data and log are kept in {}", self.directory.display());
         }
-        stays
+        has_failures
     }
 
     fn tokens(&self) -> String {
@@ -354,7 +355,7 @@ mod tests {
         assert!(check("java: invalid credentials\ngo: the same\n").is_ok());
         assert!(check("java: invalid credentials\n").is_err());
         assert!(check("").is_err());
-        let told = check("java: x\ngo: alice-has-this-secret is wrong\n").unwrap_err();
-        assert!(told.to_string().contains("go: alice"), "{told}");
+        let error = check("java: x\ngo: alice-has-this-secret is wrong\n").unwrap_err();
+        assert!(error.to_string().contains("go: alice"), "{error}");
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::{Place, password};
+use super::{Environment, password};
 use crate::Error;
 use crate::compat::tools::{Case, OUTPUT, badly, case_passes, fed, well};
 use crate::report;
@@ -12,14 +12,14 @@ use crate::report;
 /// Cases on one listener, with the properties files that they use.
 struct Cases {
     /// The listener.
-    at: fn(&Place) -> SocketAddr,
+    at: fn(&Environment) -> SocketAddr,
     /// Each starts with `--command-config $FILES/NAME.properties` for one of these.
     cases: &'static [Case],
 }
 
 const ALL: &[Cases] = &[
     Cases {
-        at: |place| place.sasl_tls,
+        at: |environment| environment.sasl_tls,
         cases: &[
             well(
                 "topics",
@@ -135,7 +135,7 @@ const ALL: &[Cases] = &[
         ],
     },
     Cases {
-        at: |place| place.mutual_tls,
+        at: |environment| environment.mutual_tls,
         cases: &[
             well(
                 "topics",
@@ -153,8 +153,8 @@ const ALL: &[Cases] = &[
     },
 ];
 
-pub(super) fn run(jars: &Path, place: &Place) -> Result<Vec<report::Case>, Error> {
-    let files = &place.files;
+pub(super) fn run(jars: &Path, environment: &Environment) -> Result<Vec<report::Case>, Error> {
+    let files = &environment.files;
     let trusting = |ca: &str| {
         let ca = files.join(ca).display().to_string();
         format!("ssl.truststore.type=PEM\nssl.truststore.location={ca}\n")
@@ -162,7 +162,8 @@ pub(super) fn run(jars: &Path, place: &Place) -> Result<Vec<report::Case>, Error
     let logging_in = |user: &str, password: &str, ca: &str| {
         format!(
             "{}security.protocol=SASL_SSL\nsasl.mechanism=SCRAM-SHA-512\nsasl.jaas.config=\
-             org.apache.kafka.common.security.scram.ScramLoginModule required username=\"{user}\" password=\"{password}\";\n",
+             org.apache.kafka.common.security.scram.ScramLoginModule required \
+             username=\"{user}\" password=\"{password}\";\n",
             trusting(ca)
         )
     };
@@ -185,11 +186,11 @@ pub(super) fn run(jars: &Path, place: &Place) -> Result<Vec<report::Case>, Error
     let class_path = format!("{}/*", jars.display());
     let mut done = Vec::new();
     for Cases { at, cases } in ALL {
-        let address = at(place).to_string();
+        let address = at(environment).to_string();
         for case in *cases {
             done.push(report::Case::run(&format!("{}: {}", case.tool, case.what), || {
                 case_passes(case, &address, &class_path, files)?;
-                place.keep_errors("tools", &fs::read(files.join(OUTPUT))?)
+                environment.keep_errors("tools", &fs::read(files.join(OUTPUT))?)
             }));
         }
     }

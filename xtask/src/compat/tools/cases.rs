@@ -12,7 +12,7 @@ pub(in crate::compat) struct Case {
     pub(in crate::compat) ends: Ends,
     /// Lines that it must print, or must not print after a `!`; `*` matches anything, and one space
     /// matches several.
-    pub(in crate::compat) says: &'static [&'static str],
+    pub(in crate::compat) prints: &'static [&'static str],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,18 +26,18 @@ pub(in crate::compat) const fn well(
     tool: &'static str,
     what: &'static str,
     arguments: &'static str,
-    says: &'static [&'static str],
+    prints: &'static [&'static str],
 ) -> Case {
-    Case { tool, what, arguments, input: "", ends: Ends::Well, says }
+    Case { tool, what, arguments, input: "", ends: Ends::Well, prints }
 }
 
 pub(in crate::compat) const fn badly(
     tool: &'static str,
     what: &'static str,
     arguments: &'static str,
-    says: &'static [&'static str],
+    prints: &'static [&'static str],
 ) -> Case {
-    Case { tool, what, arguments, input: "", ends: Ends::Badly, says }
+    Case { tool, what, arguments, input: "", ends: Ends::Badly, prints }
 }
 
 pub(in crate::compat) const fn fed(
@@ -46,42 +46,8 @@ pub(in crate::compat) const fn fed(
     arguments: &'static str,
     input: &'static str,
 ) -> Case {
-    Case { tool, what, arguments, input, ends: Ends::Well, says: &["!*ERROR*", "!*Exception*"] }
+    Case { tool, what, arguments, input, ends: Ends::Well, prints: &["!*ERROR*", "!*Exception*"] }
 }
-
-/// The scripts of Kafka, and the classes that they start.
-pub(super) const CLASSES: &[(&str, &str)] = &[
-    ("acls", "org.apache.kafka.tools.AclCommand"),
-    ("broker-api-versions", "org.apache.kafka.tools.BrokerApiVersionsCommand"),
-    ("client-metrics", "org.apache.kafka.tools.ClientMetricsCommand"),
-    ("cluster", "org.apache.kafka.tools.ClusterTool"),
-    ("configs", "kafka.admin.ConfigCommand"),
-    ("console-consumer", "org.apache.kafka.tools.consumer.ConsoleConsumer"),
-    ("console-producer", "org.apache.kafka.tools.ConsoleProducer"),
-    ("console-share-consumer", "org.apache.kafka.tools.consumer.ConsoleShareConsumer"),
-    ("consumer-groups", "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"),
-    ("consumer-perf-test", "org.apache.kafka.tools.ConsumerPerformance"),
-    ("delegation-tokens", "org.apache.kafka.tools.DelegationTokenCommand"),
-    ("delete-records", "org.apache.kafka.tools.DeleteRecordsCommand"),
-    ("e2e-latency", "org.apache.kafka.tools.EndToEndLatency"),
-    ("features", "org.apache.kafka.tools.FeatureCommand"),
-    ("get-offsets", "org.apache.kafka.tools.GetOffsetShell"),
-    ("groups", "org.apache.kafka.tools.GroupsCommand"),
-    ("leader-election", "org.apache.kafka.tools.LeaderElectionCommand"),
-    ("log-dirs", "org.apache.kafka.tools.LogDirsCommand"),
-    ("metadata-quorum", "org.apache.kafka.tools.MetadataQuorumCommand"),
-    ("producer-perf-test", "org.apache.kafka.tools.ProducerPerformance"),
-    ("reassign-partitions", "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"),
-    ("share-consumer-perf-test", "org.apache.kafka.tools.ShareConsumerPerformance"),
-    ("share-groups", "org.apache.kafka.tools.consumer.group.ShareGroupCommand"),
-    ("streams-application-reset", "org.apache.kafka.tools.StreamsResetter"),
-    ("streams-groups", "org.apache.kafka.tools.streams.StreamsGroupCommand"),
-    ("topics", "org.apache.kafka.tools.TopicCommand"),
-    ("transactions", "org.apache.kafka.tools.TransactionsCommand"),
-    ("verifiable-consumer", "org.apache.kafka.tools.VerifiableConsumer"),
-    ("verifiable-producer", "org.apache.kafka.tools.VerifiableProducer"),
-    ("verifiable-share-consumer", "org.apache.kafka.tools.VerifiableShareConsumer"),
-];
 
 /// Files that arguments name.
 pub(super) const FILES: &[(&str, &str)] = &[
@@ -144,7 +110,8 @@ pub(super) const CASES: &[Case] = &[
     well(
         "topics",
         "a topic is created",
-        "--create --topic tools --partitions 3 --replication-factor 1 --config retention.ms=3600000",
+        "--create --topic tools --partitions 3 --replication-factor 1 \
+         --config retention.ms=3600000",
         &["Created topic tools."],
     ),
     badly(
@@ -195,7 +162,8 @@ pub(super) const CASES: &[Case] = &[
         "a topic is described",
         "--describe --topic tools",
         &[
-            "Topic: tools TopicId: * PartitionCount: 3 ReplicationFactor: 1 Configs: *retention.ms=3600000*",
+            "Topic: tools TopicId: * PartitionCount: 3 ReplicationFactor: 1 Configs: \
+             *retention.ms=3600000*",
             "Topic: tools Partition: 2 Leader: * Replicas: * Isr: * Elr:* LastKnownElr:*",
         ],
     ),
@@ -251,7 +219,8 @@ pub(super) const CASES: &[Case] = &[
     well(
         "configs",
         "a topic's setting is changed",
-        "--alter --entity-type topics --entity-name tools --add-config max.message.bytes=2000,file.delete.delay.ms=[30000]",
+        "--alter --entity-type topics --entity-name tools \
+         --add-config max.message.bytes=2000,file.delete.delay.ms=[30000]",
         &["Completed updating config for topic tools."],
     ),
     well(
@@ -259,7 +228,8 @@ pub(super) const CASES: &[Case] = &[
         "a topic's own settings are described",
         "--describe --entity-type topics --entity-name tools",
         &[
-            "max.message.bytes=2000 sensitive=false synonyms={DYNAMIC_TOPIC_CONFIG:max.message.bytes=2000, *}",
+            "max.message.bytes=2000 sensitive=false \
+             synonyms={DYNAMIC_TOPIC_CONFIG:max.message.bytes=2000, *}",
             "file.delete.delay.ms=30000 *",
             "retention.ms=3600000 *",
             "!segment.bytes=*",
@@ -284,7 +254,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "configs",
-        "it is gone",
+        "it no longer exists",
         "--describe --entity-type topics --entity-name tools",
         &["!max.message.bytes=*", "retention.ms=3600000 *"],
     ),
@@ -333,27 +303,30 @@ pub(super) const CASES: &[Case] = &[
     well(
         "configs",
         "a quota is set",
-        "--alter --entity-type users --entity-name alice --entity-type clients --entity-name app --add-config producer_byte_rate=1000000,request_percentage=50",
+        "--alter --entity-type users --entity-name alice --entity-type clients \
+         --entity-name app --add-config producer_byte_rate=1000000,request_percentage=50",
         &["Completed updating config for user alice."],
     ),
     well(
         "configs",
         "a quota is described",
-        "--describe --entity-type users --entity-name alice --entity-type clients --entity-name app",
-        &[
-            "Quota configs for user-principal 'alice', client-id 'app' are *producer_byte_rate=1000000*",
-        ],
+        "--describe --entity-type users --entity-name alice --entity-type clients \
+         --entity-name app",
+        &["Quota configs for user-principal 'alice', client-id 'app' are \
+             *producer_byte_rate=1000000*"],
     ),
     well(
         "configs",
         "a quota is removed",
-        "--alter --entity-type users --entity-name alice --entity-type clients --entity-name app --delete-config producer_byte_rate,request_percentage",
+        "--alter --entity-type users --entity-name alice --entity-type clients \
+         --entity-name app --delete-config producer_byte_rate,request_percentage",
         &["Completed updating config for user alice."],
     ),
     well(
         "configs",
         "a user's password is set",
-        "--alter --entity-type users --entity-name bob --add-config SCRAM-SHA-256=[iterations=8192,password=secret]",
+        "--alter --entity-type users --entity-name bob \
+         --add-config SCRAM-SHA-256=[iterations=8192,password=secret]",
         &["Completed updating config for user bob."],
     ),
     well(
@@ -374,7 +347,8 @@ pub(super) const CASES: &[Case] = &[
     well(
         "configs",
         "a group's setting is changed",
-        "--alter --entity-type groups --entity-name sharing --add-config share.auto.offset.reset=earliest",
+        "--alter --entity-type groups --entity-name sharing \
+         --add-config share.auto.offset.reset=earliest",
         &["Completed updating config for group sharing."],
     ),
     well(
@@ -393,19 +367,22 @@ pub(super) const CASES: &[Case] = &[
     well(
         "producer-perf-test",
         "1,000 records are sent",
-        "--topic perf --num-records 1000 --record-size 100 --throughput -1 --command-property acks=all",
+        "--topic perf --num-records 1000 --record-size 100 --throughput -1 \
+         --command-property acks=all",
         &["1000 records sent, *"],
     ),
     well(
         "producer-perf-test",
         "compressed records are sent, with a settings file",
-        "--topic perf --num-records 500 --record-size 100 --throughput 5000 --command-config $FILES/fast.properties --command-property compression.type=zstd",
+        "--topic perf --num-records 500 --record-size 100 --throughput 5000 \
+         --command-config $FILES/fast.properties --command-property compression.type=zstd",
         &["500 records sent, *"],
     ),
     well(
         "producer-perf-test",
         "records are sent in transactions",
-        "--topic perf --num-records 500 --record-size 100 --throughput 2000 --transactional-id perf --transaction-duration-ms 100",
+        "--topic perf --num-records 500 --record-size 100 --throughput 2000 \
+         --transactional-id perf --transaction-duration-ms 100",
         &["500 records sent, *"],
     ),
     well(
@@ -417,7 +394,8 @@ pub(super) const CASES: &[Case] = &[
     well(
         "consumer-perf-test",
         "records are read with the new group protocol",
-        "--topic perf --num-records 1000 --timeout 20000 --command-property group.protocol=consumer",
+        "--topic perf --num-records 1000 --timeout 20000 \
+         --command-property group.protocol=consumer",
         &["*, *, *, *, 1*, *"],
     ),
     well(
@@ -463,7 +441,9 @@ pub(super) const CASES: &[Case] = &[
     well(
         "console-consumer",
         "they are read with keys, offsets and partitions",
-        "--topic lines --from-beginning --max-messages 3 --formatter-property print.key=true --formatter-property print.offset=true --formatter-property print.partition=true",
+        "--topic lines --from-beginning --max-messages 3 \
+         --formatter-property print.key=true \
+         --formatter-property print.offset=true --formatter-property print.partition=true",
         &[
             "Partition:0 Offset:0 a 1",
             "Partition:0 Offset:1 b 2",
@@ -474,7 +454,8 @@ pub(super) const CASES: &[Case] = &[
     well(
         "console-consumer",
         "committed records are read by a group",
-        "--topic lines --group lines --from-beginning --max-messages 2 --isolation-level read_committed",
+        "--topic lines --group lines --from-beginning --max-messages 2 \
+         --isolation-level read_committed",
         &["1", "2", "Processed a total of 2 messages"],
     ),
     well(
@@ -610,7 +591,8 @@ pub(super) const CASES: &[Case] = &[
     well(
         "consumer-groups",
         "offsets are exported",
-        "--reset-offsets --group lines --topic lines --to-datetime 2020-01-01T00:00:00.000 --export --dry-run",
+        "--reset-offsets --group lines --topic lines \
+         --to-datetime 2020-01-01T00:00:00.000 --export --dry-run",
         &["*lines*,0,0*"],
     ),
     well(
@@ -625,7 +607,7 @@ pub(super) const CASES: &[Case] = &[
         "--delete --group verifiable",
         &["Deletion of requested consumer groups ('verifiable') was successful."],
     ),
-    well("consumer-groups", "it is gone", "--list", &["!verifiable"]),
+    well("consumer-groups", "it no longer exists", "--list", &["!verifiable"]),
     well(
         "groups",
         "groups of all kinds are listed",
@@ -711,7 +693,8 @@ pub(super) const CASES: &[Case] = &[
     well(
         "acls",
         "access by prefix is denied",
-        "--add --deny-principal User:eve --operation All --topic pre --resource-pattern-type prefixed",
+        "--add --deny-principal User:eve --operation All --topic pre \
+         --resource-pattern-type prefixed",
         &["*(principal=User:eve, host=*, operation=ALL, permissionType=DENY)"],
     ),
     well(
@@ -719,7 +702,8 @@ pub(super) const CASES: &[Case] = &[
         "access is listed",
         "--list",
         &[
-            "Current ACLs for resource `ResourcePattern(resourceType=TOPIC, name=tools, patternType=LITERAL)`:",
+            "Current ACLs for resource `ResourcePattern(resourceType=TOPIC, name=tools, \
+             patternType=LITERAL)`:",
             "*patternType=PREFIXED)`:",
         ],
     ),
@@ -735,7 +719,7 @@ pub(super) const CASES: &[Case] = &[
         "--remove --force --allow-principal User:alice --operation Read --topic tools",
         &["!*rror*"],
     ),
-    well("acls", "it is gone", "--list --topic tools", &["!*User:alice*"]),
+    well("acls", "it no longer exists", "--list --topic tools", &["!*User:alice*"]),
     well(
         "acls",
         "the other ACL is revoked",
@@ -779,7 +763,7 @@ pub(super) const CASES: &[Case] = &[
     ),
     well(
         "topics",
-        "they are gone",
+        "they no longer exist",
         "--list --exclude-internal",
         &["!lines", "!perf", "!compacted", "!tools"],
     ),
