@@ -312,7 +312,8 @@ fn draw(path: &Path, samples: &[Memory], bound: &Bound, rate: u32) -> Result<(),
     let chart = Chart {
         title: "Resident memory under mixed load".into(),
         subtitle: format!(
-            "{rate} MiB/s produced; log cache {LOG_CACHE} MiB, block cache {BLOCK_CACHE} MiB, cold reads {COLD_READS} MiB"
+            "{rate} MiB/s produced; log cache {LOG_CACHE} MiB, \
+             block cache {BLOCK_CACHE} MiB, cold reads {COLD_READS} MiB"
         ),
         x: Axis { label: "minutes".into(), scale: Scale::Linear },
         y: Axis { label: "MiB".into(), scale: Scale::Linear },
