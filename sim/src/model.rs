@@ -79,7 +79,12 @@ impl Model {
     }
 
     pub(crate) fn next_payload(&self, len: usize) -> Vec<u8> {
-        self.payload(self.next_id, len)
+        self.nth_payload(0, len)
+    }
+
+    /// The payload that follows `n` others, of a record of the same batch.
+    pub(crate) fn nth_payload(&self, n: u64, len: usize) -> Vec<u8> {
+        self.payload(self.next_id + n, len)
     }
 
     /// Records that the payload of [`Model::next_payload`] was appended.

@@ -6,7 +6,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use alluvium_device::sim::Random;
-use alluvium_wal::{Append, AppendError, LogOffset, ResizeError, Resizing, Trim, Wal, WalError};
+use alluvium_wal::{
+    Append, AppendError, Durable, LogOffset, Parts, ResizeError, Resizing, Trim, Wal, WalError,
+};
 use bytes::Bytes;
 
 use crate::Outcome;
@@ -18,13 +20,36 @@ pub(crate) struct Traffic {
     pub(crate) wal: Wal,
     /// Upper bound of record lengths; most records are small.
     pub(crate) largest: u64,
-    appends: VecDeque<Append>,
+    appends: VecDeque<Pending>,
     /// Trims and marks: offset and mark of each.
     trims: Vec<(u64, u64, Trim)>,
     /// The requested capacities.
     resizes: Vec<(u64, Resizing)>,
     /// The window in the header when it was last checked.
     window_bytes: u64,
+}
+
+/// A record that was not durable when it was last polled.
+#[derive(Debug)]
+enum Pending {
+    Single(Append),
+    InBatch(LogOffset, Durable),
+}
+
+impl Pending {
+    fn end(&self) -> LogOffset {
+        match self {
+            Self::Single(append) => append.end(),
+            Self::InBatch(end, _) => *end,
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WalError>> {
+        match self {
+            Self::Single(append) => Pin::new(append).poll(cx),
+            Self::InBatch(_, durable) => Pin::new(durable).poll(cx),
+        }
+    }
 }
 
 impl Traffic {
@@ -62,13 +87,16 @@ impl Traffic {
         }
     }
 
-    /// Appends a record. Returns false if there was no space for it.
+    /// Appends a record, or a batch. Returns false if there was no space for all of it.
     pub(crate) fn append(
         &mut self,
         model: &mut Model,
         random: &mut Random,
         outcome: &mut Outcome,
     ) -> Result<bool, String> {
+        if random.chance(0.2) {
+            return self.append_batch(model, random, outcome);
+        }
         let len = self.record_len(random);
         let payload = model.next_payload(len);
         let (before, appended, durable) =
@@ -79,7 +107,7 @@ impl Traffic {
                 let (offset, end) = (append.offset(), append.end());
                 outcome.laps += model.ring.lap(end.0) - model.ring.lap(appended.0);
                 model.appended(offset, end, len, durable)?;
-                self.appends.push_back(append);
+                self.appends.push_back(Pending::Single(append));
                 Ok(true)
             }
             Err(
@@ -102,13 +130,59 @@ impl Traffic {
         }
     }
 
+    fn append_batch(
+        &mut self,
+        model: &mut Model,
+        random: &mut Random,
+        outcome: &mut Outcome,
+    ) -> Result<bool, String> {
+        let payloads: Vec<Vec<u8>> = (0..1 + random.below(6))
+            .map(|n| model.nth_payload(n, self.record_len(random)))
+            .collect();
+        let split: Vec<([&[u8]; 1], Bytes)> = payloads
+            .iter()
+            .map(|payload| payload.split_at(random.index(payload.len() + 1)))
+            .map(|(head, body)| ([head], Bytes::copy_from_slice(body)))
+            .collect();
+        let records: Vec<Parts<'_>> =
+            split.iter().map(|(head, body)| Parts { head, body }).collect();
+        let (before, mut appended, durable) =
+            (self.wal.stats(), self.wal.appended(), self.wal.durable());
+        let mut placed = Vec::new();
+        let result = self.wal.append_batch(&records, &mut placed);
+        for (at, payload) in placed.iter().zip(&payloads) {
+            outcome.appended += 1;
+            outcome.laps += model.ring.lap(at.end.0) - model.ring.lap(appended.0);
+            appended = at.end;
+            model.appended(at.offset, at.end, payload.len(), durable)?;
+            self.appends.push_back(Pending::InBatch(at.end, self.wal.wait_durable(at.end)));
+        }
+        match result {
+            Ok(()) if placed.len() == payloads.len() => Ok(true),
+            Ok(()) => Err(format!("{} of {} records were appended", placed.len(), payloads.len())),
+            Err(
+                AppendError::TooLarge { .. }
+                | AppendError::WindowFull { .. }
+                | AppendError::OverCapacity { .. },
+            ) => {
+                outcome.refused += 1;
+                match self.wal.stats().records == before.records + placed.len() as u64 {
+                    true => Ok(false),
+                    false => Err(format!("{} records of a batch changed {before:?}", placed.len())),
+                }
+            }
+            Err(AppendError::Failed(_)) if self.wal.stats().failed => Ok(false),
+            Err(other) => Err(format!("append of a batch: {other}")),
+        }
+    }
+
     /// Appends a record although the log has another owner.
     pub(crate) fn append_late(&mut self, model: &mut Model, random: &mut Random) {
         let len = self.record_len(random);
         let payload = model.next_payload(len);
         if let Ok(append) = self.append_to_log(&payload, random) {
             model.appended_late(append.offset(), append.end(), len, self.wal.header().epoch);
-            self.appends.push_back(append);
+            self.appends.push_back(Pending::Single(append));
         }
     }
 
@@ -162,7 +236,7 @@ impl Traffic {
         let mut cx = Context::from_waker(Waker::noop());
         let durable = self.wal.durable();
         while let Some(first) = self.appends.front_mut() {
-            match Pin::new(&mut *first).poll(&mut cx) {
+            match first.poll(&mut cx) {
                 Poll::Pending if first.end() <= durable => {
                     return Err(format!("{first:?} is pending, but {durable} is durable"));
                 }
@@ -224,7 +298,7 @@ impl Traffic {
         let mut cx = Context::from_waker(Waker::noop());
         let durable = self.wal.durable();
         for append in &mut self.appends {
-            match Pin::new(&mut *append).poll(&mut cx) {
+            match append.poll(&mut cx) {
                 Poll::Ready(Ok(())) if append.end() <= durable => {}
                 Poll::Ready(Err(WalError::Fenced { .. } | WalError::Device(_))) => {}
                 other => return Err(format!("{append:?} of a stopped WAL: {other:?}")),

@@ -52,6 +52,7 @@
 //! - `layout.rs`, `record.rs`, `header.rs`, `crc.rs`: bytes of the format; checksums combined from
 //!   those of parts
 //! - `window.rs`, `block.rs`: cursors and their order, the window; blocks: pad, cut, carry
+//! - `batch.rs`: the types of [`Wal::append_batch`]
 //! - `writer.rs`, `writer/`: the open log and its headers; group commit; online resize
 //! - `wait.rs`, `limit.rs`: futures; limits on IOPS and bandwidth
 //! - `recovery.rs`, `tape.rs`: the walk; reading ahead
@@ -59,6 +60,7 @@
 //!   resize
 #![forbid(unsafe_code)]
 
+mod batch;
 mod block;
 mod crc;
 mod error;
@@ -83,6 +85,7 @@ mod window;
 mod writer;
 
 pub use alluvium_device::DeviceOffset;
+pub use batch::{Parts, Placed};
 pub use crc::crc32c_concat;
 pub use error::{AppendError, OpenError, ResizeError, VisitError, WalError};
 pub use layout::LogOffset;

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
+use bytes::Bytes;
 use loom::model::Builder;
 use loom::thread::{self, JoinHandle};
 
@@ -15,7 +16,7 @@ use crate::limit::Alarm;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, Mutex, OnceLock};
 use crate::wait::{Source, Wait, Watermark, block_on};
-use crate::{AppendError, FormatOptions, LogOffset, Options, Slot, Wal, WalError, header};
+use crate::{AppendError, FormatOptions, LogOffset, Options, Parts, Slot, Wal, WalError, header};
 
 // -- The watermark alone
 
@@ -262,6 +263,24 @@ fn acknowledged_is_durable_with_everything_before_it() {
         assert!(is_durable(&disk, 2));
         let other_end = thread.join().unwrap();
         assert_eq!(wal.durable(), end.max(other_end));
+    });
+}
+
+#[test]
+fn a_batch_is_contiguous_and_durable_when_its_end_is() {
+    with_log(|disk, wal| {
+        let thread = {
+            let wal = wal.clone();
+            spawn_deep(move || wal.append(&[&[3; 100]]).unwrap().wait().unwrap())
+        };
+        let (none, mut placed) = (Bytes::new(), Vec::new());
+        let records = [&[[1; 100]], &[[2; 100]]].map(|head| head.each_ref().map(|part| &part[..]));
+        let records = records.each_ref().map(|head| Parts { head, body: &none });
+        wal.append_batch(&records, &mut placed).unwrap();
+        assert_eq!(placed[0].end, placed[1].offset, "no record of another thread in between");
+        wal.wait_durable(placed[1].end).wait().unwrap();
+        assert!(is_durable(&disk, 1) && is_durable(&disk, 2));
+        thread.join().unwrap();
     });
 }
 

@@ -11,6 +11,7 @@ use alluvium_device::SharedDevice;
 use bytes::Bytes;
 use uuid::Uuid;
 
+use crate::batch::{Parts, Placed};
 use crate::layout::LogOffset;
 use crate::recovery::{self, Found};
 use crate::report::{HeaderInfo, Inspection, Record, RecoveryReport};
@@ -214,12 +215,30 @@ impl Wal {
     /// # Errors
     /// Those of [`Wal::append`].
     pub fn append_shared(&self, head: &[&[u8]], body: &Bytes) -> Result<Append, AppendError> {
-        let (offset, end, body_crc32c) = self.handle.shared.append(head, body)?;
+        let Placed { offset, end, body_crc32c } = self.handle.shared.append(head, body)?;
         Ok(Append {
             offset,
             body_crc32c,
             wait: Wait::new(DurableOf(self.handle.shared.marks.clone()), end.0),
         })
+    }
+
+    /// Appends `records` in order under one lock, until one is refused, and adds the position of
+    /// each appended record to `placed`. [`Wal::wait_durable`] of the last end waits for all.
+    ///
+    /// The next block is chosen after the last record, so that an idle log writes the whole batch
+    /// with one flush. Single appends write the first record at once, and the others only when that
+    /// write has completed.
+    ///
+    /// # Errors
+    /// Those of [`Wal::append`], for record number `placed.len()` (if `placed` was empty). The
+    /// records before it are appended, it and the ones after it are not.
+    pub fn append_batch(
+        &self,
+        records: &[Parts<'_>],
+        placed: &mut Vec<Placed>,
+    ) -> Result<(), AppendError> {
+        self.handle.shared.append_batch(records, placed)
     }
 
     /// The durable offset: everything before it is on stable storage. One atomic load.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use alluvium_device::{AlignedBuf, DeviceError, Request, SharedDevice};
 use bytes::Bytes;
 
+use crate::batch::{Parts, Placed};
 use crate::block::{Block, Tail};
 use crate::crc::crc32c_concat;
 use crate::header;
@@ -117,6 +118,15 @@ struct State {
     resizing: Resizing,
     closing: bool,
     counters: Counters,
+}
+
+/// A record's payload, checked and summed.
+struct Payload<'a> {
+    head: &'a [&'a [u8]],
+    body: &'a Bytes,
+    len: u32,
+    crc: u32,
+    body_crc: u32,
 }
 
 struct Flight {
@@ -294,23 +304,67 @@ impl Shared {
 
     // -- Appending
 
-    /// Appends the record `head` and `body`. Returns its start and end, and the checksum of `body`.
+    /// Appends the record `head` and `body`.
     pub(crate) fn append(
         self: &Arc<Self>,
         head: &[&[u8]],
         body: &Bytes,
-    ) -> Result<(LogOffset, LogOffset, u32), AppendError> {
+    ) -> Result<Placed, AppendError> {
+        let payload = self.payload(head, body)?;
+        self.with_open_state(|state| state.append(self, &payload))
+    }
+
+    /// Appends `records` in order, until one is refused. Adds the position of each to `placed`.
+    pub(crate) fn append_batch(
+        self: &Arc<Self>,
+        records: &[Parts<'_>],
+        placed: &mut Vec<Placed>,
+    ) -> Result<(), AppendError> {
+        let mut payloads = Vec::with_capacity(records.len());
+        let mut valid = Ok(());
+        for record in records {
+            match self.payload(record.head, record.body) {
+                Ok(payload) => payloads.push(payload),
+                Err(invalid) => {
+                    valid = Err(invalid);
+                    break;
+                }
+            }
+        }
+        self.with_open_state(|state| {
+            for payload in &payloads {
+                placed.push(state.append(self, payload)?);
+            }
+            Ok(())
+        })?;
+        valid
+    }
+
+    /// Checks the length of a record and computes its checksums, outside the lock.
+    fn payload<'a>(
+        &self,
+        head: &'a [&'a [u8]],
+        body: &'a Bytes,
+    ) -> Result<Payload<'a>, AppendError> {
         let head_bytes: u64 = head.iter().map(|piece| piece.len() as u64).sum();
         let len_bytes = head_bytes + body.len() as u64;
         let max_bytes = self.options.max_record_bytes;
-        let payload_len = match u32::try_from(len_bytes) {
+        let len = match u32::try_from(len_bytes) {
             Ok(0) => return Err(AppendError::Empty),
             Ok(len) if len <= max_bytes => len,
             _ => return Err(AppendError::TooLarge { len_bytes, max_bytes }),
         };
         let head_crc = head.iter().fold(0, |crc, piece| crc32c::crc32c_append(crc, piece));
         let body_crc = crc32c::crc32c(body);
-        let payload_crc = crc32c_concat(head_crc, body_crc, payload_len - head_bytes as u32);
+        let crc = crc32c_concat(head_crc, body_crc, len - head_bytes as u32);
+        Ok(Payload { head, body, len, crc, body_crc })
+    }
+
+    /// Runs `append` on the state of a log that is open, and then submits what can be written.
+    fn with_open_state<T>(
+        self: &Arc<Self>,
+        append: impl FnOnce(&mut State) -> Result<T, AppendError>,
+    ) -> Result<T, AppendError> {
         let _guard = StopOnPanic::new(self);
         let mut state = self.state.lock();
         if let Some(cause) = self.marks.stopped.get() {
@@ -322,8 +376,8 @@ impl Shared {
         if state.closing {
             return Err(AppendError::Closed);
         }
-        let placed = state.append(self, payload_len, payload_crc, head, body);
-        if placed.is_err() {
+        let appended = append(&mut state);
+        if appended.is_err() {
             self.marks.refused_at.store(state.counters.moves, Ordering::Release);
         }
         let write = state.next_write(self);
@@ -331,7 +385,7 @@ impl Shared {
         drop(state);
         self.submit(write);
         self.submit_header(header);
-        placed.map(|(offset, end)| (offset, end, body_crc))
+        appended
     }
 
     // -- Block writes

@@ -2,7 +2,9 @@
 
 use alluvium_device::Durability;
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
-use alluvium_wal::{AppendError, FormatOptions, LogOffset, OpenError, Options, ResizeError, Wal};
+use alluvium_wal::{
+    AppendError, FormatOptions, LogOffset, OpenError, Options, Parts, ResizeError, Wal,
+};
 use bytes::Bytes;
 
 use super::Input;
@@ -261,7 +263,8 @@ impl<'a> History<'a> {
         let mut close = false;
         while !self.input.is_empty() && !close && meter.successor().is_none() {
             match self.input.u8() % 16 {
-                0..=6 => self.append(&wal, epoch)?,
+                0..=5 => self.append(&wal, epoch)?,
+                6 => self.append_batch(&wal, epoch)?,
                 7..=10 => {
                     let queued = self.disk.queued().len() as u64;
                     if queued > 0 {
@@ -298,15 +301,19 @@ impl<'a> History<'a> {
         Ok(())
     }
 
-    fn append(&mut self, wal: &Wal, epoch: u32) -> Result<(), String> {
+    fn record_len(&mut self, wal: &Wal) -> u64 {
         let to_boundary = PAGE - (wal.appended().0 + 32) % PAGE;
-        let len = match self.input.u8() % 8 {
+        match self.input.u8() % 8 {
             0 => to_boundary,
             1 => to_boundary.saturating_sub(self.input.below(70)).max(1),
             2 => 1 + self.input.below(60_000),
             3 => 1 + self.input.below(6000),
             _ => 1 + self.input.below(600),
-        };
+        }
+    }
+
+    fn append(&mut self, wal: &Wal, epoch: u32) -> Result<(), String> {
+        let len = self.record_len(wal);
         let payload = self.ledger.payload(len as usize);
         let durable = wal.durable();
         let (head, body) = payload.split_at(payload.len().min(self.input.u8() as usize));
@@ -323,6 +330,37 @@ impl<'a> History<'a> {
                 | AppendError::OverCapacity { .. },
             ) => Ok(()),
             Err(cause) => Err(format!("append of {len} bytes: {cause}")),
+        }
+    }
+
+    fn append_batch(&mut self, wal: &Wal, epoch: u32) -> Result<(), String> {
+        let payloads: Vec<Vec<u8>> = (0..1 + self.input.below(5))
+            .map(|_| {
+                let len = self.record_len(wal);
+                self.ledger.payload(len as usize)
+            })
+            .collect();
+        let durable = wal.durable();
+        let none = Bytes::new();
+        let heads: Vec<[&[u8]; 1]> = payloads.iter().map(|payload| [&payload[..]]).collect();
+        let records: Vec<Parts<'_>> =
+            heads.iter().map(|head| Parts { head, body: &none }).collect();
+        let mut placed = Vec::new();
+        let result = wal.append_batch(&records, &mut placed);
+        self.trace(|| format!("batch of {}: {placed:?}, durable {durable}", payloads.len()));
+        for (at, payload) in placed.iter().zip(&payloads) {
+            self.ledger.append(at.offset.0..at.end.0, epoch, durable.0, payload);
+        }
+        match result {
+            Ok(()) if placed.len() == payloads.len() => Ok(()),
+            Err(
+                AppendError::TooLarge { .. }
+                | AppendError::WindowFull { .. }
+                | AppendError::OverCapacity { .. },
+            ) => Ok(()),
+            other => {
+                Err(format!("batch of {}, {} appended: {other:?}", payloads.len(), placed.len()))
+            }
         }
     }
 

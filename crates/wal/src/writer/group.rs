@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
-
-use super::{BlockWrite, Flight, Shared, State};
+use super::{BlockWrite, Flight, Payload, Shared, State};
 use crate::AppendError;
+use crate::batch::Placed;
 use crate::block::{Block, Piece};
 use crate::layout::{LogOffset, RECORD_HEADER_BYTES};
 use crate::record::{Kind, RecordHeader};
@@ -44,12 +43,10 @@ impl State {
     pub(super) fn append(
         &mut self,
         shared: &Shared,
-        payload_len: u32,
-        payload_crc: u32,
-        head: &[&[u8]],
-        body: &Bytes,
-    ) -> Result<(LogOffset, LogOffset), AppendError> {
-        let record_bytes = RECORD_HEADER_BYTES as u64 + u64::from(payload_len);
+        payload: &Payload<'_>,
+    ) -> Result<Placed, AppendError> {
+        let Payload { head, body, .. } = *payload;
+        let record_bytes = RECORD_HEADER_BYTES as u64 + u64::from(payload.len);
         let offset = self.cursors.appended();
         let end = LogOffset(offset.0 + record_bytes);
         if let Err(refused) = self.cursors.check_fits(end) {
@@ -65,11 +62,11 @@ impl State {
         }
         let header = shared.codec.encode(&RecordHeader {
             kind: Kind::Data,
-            payload_len,
+            payload_len: payload.len,
             offset,
             epoch: shared.epoch,
             proof: self.cursors.durable(),
-            payload_crc,
+            payload_crc: payload.crc,
         });
         let record = Placement {
             offset,
@@ -95,8 +92,8 @@ impl State {
         assert_eq!(at, end, "the record's position in the log");
         self.window.appended(&self.cursors);
         self.counters.records += 1;
-        self.counters.payload_bytes += u64::from(payload_len);
-        Ok((offset, end))
+        self.counters.payload_bytes += u64::from(payload.len);
+        Ok(Placed { offset, end, body_crc32c: payload.body_crc })
     }
 
     /// Appends a piece of a record at `at`, across as many blocks as needed. Returns its end.
