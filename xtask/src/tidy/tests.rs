@@ -99,7 +99,7 @@ fn an_import_from_a_higher_layer_fails() {
     // Code after an item that only tests have is checked.
     let after = "#[cfg(test)]\nuse a::B;\nuse alluvium_wal::Wal;\n";
     assert_eq!(failure(&[("crates/broker/src/a.rs", after)]).0, Rule::Layers);
-    assert_eq!(failure(&[("crates/volume/src/lib.rs", "")]).0, Rule::Layers);
+    assert_eq!(failure(&[("crates/unlayered/src/lib.rs", "")]).0, Rule::Layers);
 }
 
 #[test]

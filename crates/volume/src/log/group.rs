@@ -1,0 +1,264 @@
+//! What a checkpoint states of a group, as bytes. `docs/format/volume-log.md`, section 3.
+
+use super::error::RecordError;
+use super::fields::{Put, Reader};
+use crate::types::{
+    AttachEpoch, CheckpointNumber, ConfState, GroupId, HardState, Index, Layer, PeerId, Sequence,
+    Term, VolumeId,
+};
+use crate::window::{WINDOW_BYTES, Window};
+
+/// Bytes of a group without its lists.
+pub(super) const GROUP_BYTES: usize = 96;
+/// Bytes of a volume without its window and its list.
+const VOLUME_BYTES: usize = 40;
+
+/// Flags of a group.
+const COMPLETES_INSTALL: u32 = 1;
+const AUTO_LEAVE: u32 = 2;
+
+/// Flags of a volume.
+const ATTACHED: u32 = 1;
+const HAS_PARENT: u32 = 2;
+
+/// Greatest number of pairs of a group.
+const MAX_PAIRS: usize = 16;
+
+/// A group in a checkpoint. Base, configuration and volumes are as of the base; the other fields
+/// are as of the record's place in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupCheckpoint {
+    /// The group.
+    pub group: GroupId,
+    /// This replica.
+    pub peer: PeerId,
+    /// The base: the store is durable up to it.
+    pub base: Index,
+    /// Term of the entry at the base.
+    pub base_term: Term,
+    /// Index of the last entry in the log.
+    pub last: Index,
+    /// Term of the last entry in the log.
+    pub last_term: Term,
+    /// The hard state.
+    pub state: HardState,
+    /// Index below which an unfinished install may have left blocks that are too new; 0 for none.
+    pub barrier: Index,
+    /// An install completes with this checkpoint, and all earlier records of the group are void.
+    pub completes_install: bool,
+    /// The configuration.
+    pub conf: ConfState,
+    /// Bases at earlier checkpoints, newest first, at most 16. From them a source knows which
+    /// blocks have changed since.
+    pub pairs: Vec<Pair>,
+    /// The volumes that have blocks in this group, in ascending order.
+    pub volumes: Vec<VolumeState>,
+}
+
+/// The base of a group at an earlier checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// The checkpoint.
+    pub number: CheckpointNumber,
+    /// The base.
+    pub base: Index,
+}
+
+/// The replicated state of a volume in a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeState {
+    /// The volume.
+    pub volume: VolumeId,
+    /// What the volume is a clone of.
+    pub parent: Option<Parent>,
+    /// Epoch of the attachment that counts.
+    pub epoch: AttachEpoch,
+    /// The writes of that attachment that were applied; `None` if the volume is not attached.
+    pub window: Option<Window>,
+    /// Layers that no volume needs any more, in ascending order.
+    pub dropped_layers: Vec<Layer>,
+}
+
+/// What a volume is a clone of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// The volume.
+    pub volume: VolumeId,
+    /// The layer of that volume.
+    pub layer: Layer,
+}
+
+impl GroupCheckpoint {
+    /// Length of its encoding in bytes.
+    pub(super) fn encoded_bytes(&self) -> usize {
+        let ConfState { voters, learners, outgoing_voters, next_learners, .. } = &self.conf;
+        let peers = voters.len() + learners.len() + outgoing_voters.len() + next_learners.len();
+        let volumes: usize = self.volumes.iter().map(VolumeState::encoded_bytes).sum();
+        GROUP_BYTES + 8 * peers + 16 * self.pairs.len() + volumes
+    }
+
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        out.put_u64(self.group.0);
+        out.put_u64(self.peer.0);
+        out.put_u64(self.base.0);
+        out.put_u64(self.base_term.0);
+        out.put_u64(self.last.0);
+        out.put_u64(self.last_term.0);
+        out.put_u64(self.state.term.0);
+        out.put_u64(self.state.vote.0);
+        out.put_u64(self.state.commit.0);
+        out.put_u64(self.barrier.0);
+        out.put_u32(
+            flag(self.completes_install, COMPLETES_INSTALL)
+                | flag(self.conf.auto_leave, AUTO_LEAVE),
+        );
+        let peers = self.peer_lists();
+        for list in peers {
+            out.push(u8::try_from(list.len()).expect("a group has few peers"));
+        }
+        assert!(self.pairs.len() <= MAX_PAIRS, "a checkpoint has few pairs of a group");
+        out.push(self.pairs.len() as u8);
+        out.put_zeros(1);
+        out.put_u16(u16::try_from(self.volumes.len()).expect("a family has few volumes"));
+        out.put_zeros(4);
+        for peer in peers.into_iter().flatten() {
+            out.put_u64(peer.0);
+        }
+        for pair in &self.pairs {
+            out.put_u64(pair.number.0);
+            out.put_u64(pair.base.0);
+        }
+        for volume in &self.volumes {
+            volume.put(out);
+        }
+    }
+
+    fn peer_lists(&self) -> [&Vec<PeerId>; 4] {
+        let ConfState { voters, learners, outgoing_voters, next_learners, .. } = &self.conf;
+        [voters, learners, outgoing_voters, next_learners]
+    }
+
+    pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, RecordError> {
+        let (group, peer) = (GroupId(reader.u64()?), PeerId(reader.u64()?));
+        let (base, base_term) = (Index(reader.u64()?), Term(reader.u64()?));
+        let (last, last_term) = (Index(reader.u64()?), Term(reader.u64()?));
+        let state = HardState {
+            term: Term(reader.u64()?),
+            vote: PeerId(reader.u64()?),
+            commit: Index(reader.u64()?),
+        };
+        let barrier = Index(reader.u64()?);
+        let flags = reader.u32()?;
+        if flags & !(COMPLETES_INSTALL | AUTO_LEAVE) != 0 {
+            return Err(RecordError::Flags { of: "group", flags });
+        }
+        let counts: [u8; 4] = reader.array()?;
+        let pairs = usize::from(reader.u8()?);
+        reader.zeros::<1>()?;
+        let volumes = usize::from(reader.u16()?);
+        reader.zeros::<4>()?;
+        if pairs > MAX_PAIRS {
+            return Err(RecordError::Field { field: "pairs", value: pairs as u64 });
+        }
+        let mut peers = [const { Vec::new() }; 4];
+        for (list, count) in peers.iter_mut().zip(counts) {
+            *list = read_list(reader, count.into(), 8, |reader| reader.u64().map(PeerId))?;
+        }
+        let [voters, learners, outgoing_voters, next_learners] = peers;
+        let auto_leave = flags & AUTO_LEAVE != 0;
+        let pairs = read_list(reader, pairs, 16, |reader| {
+            Ok(Pair { number: CheckpointNumber(reader.u64()?), base: Index(reader.u64()?) })
+        })?;
+        let volumes = read_list(reader, volumes, VOLUME_BYTES, VolumeState::read)?;
+        if !volumes.is_sorted_by(|a, b| a.volume < b.volume) {
+            return Err(RecordError::Field { field: "order of volumes of group", value: group.0 });
+        }
+        Ok(Self {
+            group,
+            peer,
+            base,
+            base_term,
+            last,
+            last_term,
+            state,
+            barrier,
+            completes_install: flags & COMPLETES_INSTALL != 0,
+            conf: ConfState { voters, learners, outgoing_voters, next_learners, auto_leave },
+            pairs,
+            volumes,
+        })
+    }
+}
+
+impl VolumeState {
+    fn encoded_bytes(&self) -> usize {
+        let window = if self.window.is_some() { WINDOW_BYTES } else { 0 };
+        VOLUME_BYTES + window + (4 * self.dropped_layers.len()).next_multiple_of(8)
+    }
+
+    fn put(&self, out: &mut Vec<u8>) {
+        let parent = self.parent.unwrap_or(Parent { volume: VolumeId(0), layer: Layer(0) });
+        out.put_u32(self.volume.0);
+        out.put_u32(
+            flag(self.window.is_some(), ATTACHED) | flag(self.parent.is_some(), HAS_PARENT),
+        );
+        out.put_u32(parent.volume.0);
+        out.put_u32(parent.layer.0);
+        out.put_u64(self.epoch.0);
+        out.put_u64(self.window.as_ref().map_or(0, |window| window.floor().0));
+        let layers = self.dropped_layers.len();
+        out.put_u16(u16::try_from(layers).expect("a volume has few dropped layers"));
+        out.put_zeros(6);
+        if let Some(window) = &self.window {
+            out.extend(window.bits());
+        }
+        for layer in &self.dropped_layers {
+            out.put_u32(layer.0);
+        }
+        out.put_zeros(4 * (layers % 2));
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, RecordError> {
+        let volume = VolumeId(reader.u32()?);
+        let flags = reader.u32()?;
+        if flags & !(ATTACHED | HAS_PARENT) != 0 {
+            return Err(RecordError::Flags { of: "volume", flags });
+        }
+        let parent = Parent { volume: VolumeId(reader.u32()?), layer: Layer(reader.u32()?) };
+        let (epoch, floor) = (AttachEpoch(reader.u64()?), Sequence(reader.u64()?));
+        let layers = usize::from(reader.u16()?);
+        reader.zeros::<6>()?;
+        let window = match flags & ATTACHED {
+            0 => None,
+            _ => Some(Window::new(floor, Box::new(reader.array()?))),
+        };
+        let is_unset = parent == Parent { volume: VolumeId(0), layer: Layer(0) };
+        if (flags & HAS_PARENT == 0 && !is_unset) || (window.is_none() && floor.0 != 0) {
+            return Err(RecordError::Field { field: "state of volume", value: volume.0.into() });
+        }
+        let dropped_layers = read_list(reader, layers, 4, |reader| reader.u32().map(Layer))?;
+        if layers % 2 == 1 {
+            reader.zeros::<4>()?;
+        }
+        if !dropped_layers.is_sorted_by(|a, b| a < b) {
+            return Err(RecordError::Field { field: "layers of volume", value: volume.0.into() });
+        }
+        let parent = (flags & HAS_PARENT != 0).then_some(parent);
+        Ok(Self { volume, parent, epoch, window, dropped_layers })
+    }
+}
+
+fn flag(is_set: bool, flag: u32) -> u32 {
+    if is_set { flag } else { 0 }
+}
+
+/// Reads `count` elements of at least `bytes_each`.
+fn read_list<T>(
+    reader: &mut Reader<'_>,
+    count: usize,
+    bytes_each: usize,
+    read: impl Fn(&mut Reader<'_>) -> Result<T, RecordError>,
+) -> Result<Vec<T>, RecordError> {
+    reader.check_count(count, bytes_each)?;
+    (0..count).map(|_| read(reader)).collect()
+}

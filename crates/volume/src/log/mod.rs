@@ -1,0 +1,17 @@
+//! What a volume server keeps in its write-ahead log: `docs/format/volume-log.md`.
+
+mod checkpoint;
+mod error;
+mod fields;
+mod group;
+mod record;
+#[cfg(test)]
+mod tests;
+
+pub use checkpoint::{Assembler, Checkpoint};
+pub use error::RecordError;
+pub use group::{GroupCheckpoint, Pair, Parent, VolumeState};
+pub use record::{
+    CheckpointPart, Entries, Entry, EntryKind, FinishedChunks, Install, MAX_ENTRIES, Record,
+    Tombstone,
+};
