@@ -1,5 +1,5 @@
 //! Replicated block volumes. In development: so far this crate has the records of a volume server's
-//! log, and the window of writes that were applied. Formats: `docs/format/volume-log.md`,
+//! log, their judgement at an opening, and the window of writes that were applied. Formats: `docs/format/volume-log.md`,
 //! `volume-store.md` and `volume-wire.md`.
 //!
 //! # Modules
@@ -7,7 +7,8 @@
 //! - `types.rs`: identities, positions, raft's state
 //! - `window.rs`: which writes of an attachment were applied
 //! - `log/`: records of the log as bytes (`record.rs`, `fields.rs`, `error.rs`); checkpoints and
-//!   their parts (`checkpoint.rs`)
+//!   their parts (`checkpoint.rs`, `group.rs`); which replicas a log has, and which are lost
+//!   (`survey.rs`)
 #![forbid(unsafe_code)]
 
 pub mod log;

@@ -18,11 +18,11 @@ pub enum Write {
     Apply,
     /// It was applied before, or given up by the gateway: it is answered and not applied.
     Repeated,
-    /// Its number is too far above the floor. No gateway sends such a write.
+    /// Its number is too far above the floor. The bounds of an op exclude it.
     OutOfWindow,
 }
 
-/// The numbers of an attachment's writes that were applied, at or above a floor.
+/// The numbers of an attachment's writes that were applied, at or above a floor. Numbers begin at 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     floor: Sequence,
@@ -32,7 +32,7 @@ pub struct Window {
 
 impl Default for Window {
     fn default() -> Self {
-        Self { floor: Sequence(0), bits: Box::new([0; WINDOW_BYTES]) }
+        Self { floor: Sequence(1), bits: Box::new([0; WINDOW_BYTES]) }
     }
 }
 
@@ -98,7 +98,6 @@ mod tests {
     use super::*;
 
     /// Numbers that were applied, without a bound.
-    #[derive(Default)]
     struct Model {
         applied: HashSet<u64>,
         floor: u64,
@@ -128,8 +127,8 @@ mod tests {
                 1..200,
             ),
         ) {
-            let (mut window, mut model) = (Window::default(), Model::default());
-            let mut floor = 0;
+            let (mut window, mut model) = (Window::default(), Model { applied: HashSet::new(), floor: 1 });
+            let mut floor = 1;
             for (number, raise, dice) in steps {
                 if dice == 0 {
                     floor += raise;

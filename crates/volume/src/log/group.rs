@@ -73,6 +73,8 @@ pub struct VolumeState {
     pub parent: Option<Parent>,
     /// Epoch of the attachment that counts.
     pub epoch: AttachEpoch,
+    /// The attachment's random number. It tells two processes apart that were given one epoch.
+    pub nonce: u32,
     /// The writes of that attachment that were applied; `None` if the volume is not attached.
     pub window: Option<Window>,
     /// Layers that no volume needs any more, in ascending order.
@@ -208,7 +210,8 @@ impl VolumeState {
         out.put_u64(self.window.as_ref().map_or(0, |window| window.floor().0));
         let layers = self.dropped_layers.len();
         out.put_u16(u16::try_from(layers).expect("a volume has few dropped layers"));
-        out.put_zeros(6);
+        out.put_zeros(2);
+        out.put_u32(self.nonce);
         if let Some(window) = &self.window {
             out.extend(window.bits());
         }
@@ -227,7 +230,8 @@ impl VolumeState {
         let parent = Parent { volume: VolumeId(reader.u32()?), layer: Layer(reader.u32()?) };
         let (epoch, floor) = (AttachEpoch(reader.u64()?), Sequence(reader.u64()?));
         let layers = usize::from(reader.u16()?);
-        reader.zeros::<6>()?;
+        reader.zeros::<2>()?;
+        let nonce = reader.u32()?;
         let window = match flags & ATTACHED {
             0 => None,
             _ => Some(Window::new(floor, Box::new(reader.array()?))),
@@ -244,7 +248,7 @@ impl VolumeState {
             return Err(RecordError::Field { field: "layers of volume", value: volume.0.into() });
         }
         let parent = (flags & HAS_PARENT != 0).then_some(parent);
-        Ok(Self { volume, parent, epoch, window, dropped_layers })
+        Ok(Self { volume, parent, epoch, nonce, window, dropped_layers })
     }
 }
 

@@ -5,6 +5,9 @@ mod error;
 mod fields;
 mod group;
 mod record;
+mod survey;
+#[cfg(test)]
+mod survey_tests;
 #[cfg(test)]
 mod tests;
 
@@ -15,3 +18,4 @@ pub use record::{
     CheckpointPart, Entries, Entry, EntryKind, FinishedChunks, Install, MAX_ENTRIES, Record,
     Tombstone,
 };
+pub use survey::{Loss, Survey, Surveyor};

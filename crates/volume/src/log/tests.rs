@@ -73,12 +73,15 @@ fn volume() -> impl Strategy<Value = VolumeState> {
             Window::new(Sequence(floor), Box::new([byte; WINDOW_BYTES]))
         }));
     let layers = prop::collection::btree_set(any::<u32>(), 0..5);
-    (any::<u64>(), parent, window, layers).prop_map(|(epoch, parent, window, layers)| VolumeState {
-        volume: VolumeId(0),
-        parent,
-        epoch: AttachEpoch(epoch),
-        window,
-        dropped_layers: layers.into_iter().map(Layer).collect(),
+    (any::<(u64, u32)>(), parent, window, layers).prop_map(|(id, parent, window, layers)| {
+        VolumeState {
+            volume: VolumeId(0),
+            parent,
+            epoch: AttachEpoch(id.0),
+            nonce: id.1,
+            window,
+            dropped_layers: layers.into_iter().map(Layer).collect(),
+        }
     })
 }
 

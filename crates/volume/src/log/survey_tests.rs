@@ -1,0 +1,331 @@
+//! The survey against histories of a log, whole and with a record taken out.
+
+use std::collections::BTreeMap;
+
+use alluvium_wal::{Damage, DeviceOffset, LogOffset};
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::types::{CheckpointNumber, ConfState, GroupId, HardState, Index, PeerId, Term};
+
+type Key = (GroupId, PeerId);
+type History = Vec<(LogOffset, Record)>;
+
+/// What a replica would recover: base, entries above it, hard state, barrier.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct State {
+    base: (Index, Term),
+    entries: BTreeMap<Index, Term>,
+    hard: HardState,
+    barrier: Index,
+}
+
+impl State {
+    fn last(&self) -> (Index, Term) {
+        self.entries.last_key_value().map_or(self.base, |(index, term)| (*index, *term))
+    }
+
+    fn append(&mut self, entries: &Entries) {
+        self.entries.split_off(&entries.first);
+        for (index, entry) in (entries.first.0..).zip(&entries.entries) {
+            self.entries.insert(Index(index), entry.term);
+        }
+        self.hard = entries.state;
+    }
+
+    fn checkpointed(&mut self, group: &GroupCheckpoint) {
+        if group.completes_install {
+            self.entries.clear();
+        }
+        self.base = (group.base, group.base_term);
+        self.entries = self.entries.split_off(&Index(group.base.0 + 1));
+        (self.hard, self.barrier) = (group.state, group.barrier);
+    }
+}
+
+/// A server that writes a log, with what each replica has.
+struct Writer {
+    history: History,
+    end: LogOffset,
+    states: BTreeMap<Key, State>,
+    next_peer: u64,
+    number: u64,
+}
+
+impl Writer {
+    fn new() -> Self {
+        let (history, states) = (Vec::new(), BTreeMap::new());
+        Self { history, end: LogOffset(0), states, next_peer: 1, number: 0 }
+    }
+
+    fn write(&mut self, record: Record) {
+        let bytes = 100 + record.encode_head().len() as u64;
+        self.history.push((self.end, record));
+        self.end = LogOffset(self.end.0 + bytes);
+    }
+
+    /// The replica of `group`, which is created if there is none.
+    fn replica(&mut self, group: u64) -> Key {
+        let group = GroupId(group);
+        if let Some(key) = self.states.keys().find(|key| key.0 == group) {
+            return *key;
+        }
+        let peer = PeerId(self.next_peer);
+        self.next_peer += 1;
+        self.states.insert((group, peer), State::default());
+        // The first record, which makes the replica known.
+        self.append((group, peer), 0, 0, 0, 0);
+        (group, peer)
+    }
+
+    /// Appends `count` entries after dropping `overwritten` that are not committed, in a term
+    /// `newer` by that much, and commits `commits` more.
+    fn append(&mut self, key: Key, overwritten: u64, count: u64, newer: u64, commits: u64) {
+        let state = self.states.get_mut(&key).unwrap();
+        let floor = state.hard.commit.max(state.base.0);
+        let overwritten = if newer > 0 && count > 0 { overwritten } else { 0 };
+        let previous = Index(state.last().0.0.saturating_sub(overwritten)).max(floor);
+        let previous_term = match previous == state.base.0 {
+            true => state.base.1,
+            false => state.entries[&previous],
+        };
+        let term = Term(state.hard.term.0.max(1) + newer);
+        let last = Index(previous.0 + count);
+        let commit = Index((floor.0 + commits).min(last.0));
+        let entry = Entry { term, kind: EntryKind::Normal, data: Bytes::from_static(b"op") };
+        let record = Entries {
+            group: key.0,
+            peer: key.1,
+            state: HardState { term, vote: PeerId(1), commit },
+            first: Index(previous.0 + 1),
+            previous_term,
+            entries: vec![entry; count as usize],
+        };
+        state.append(&record);
+        self.write(Record::Entries(record));
+    }
+
+    /// Writes a checkpoint, all but its last `missing` parts. With `install`, that replica takes
+    /// over a state beyond its log.
+    fn checkpoint(&mut self, missing: usize, install: Option<Key>) {
+        self.number += 1;
+        let mut groups = Vec::new();
+        for (key, state) in &self.states {
+            let (mut base, mut hard) = (state.hard.commit.max(state.base.0), state.hard);
+            let completes_install = install == Some(*key);
+            let mut last = state.last();
+            let base_term;
+            if completes_install {
+                base = Index(last.0.0 + 5);
+                hard.term = Term(hard.term.0 + 1);
+                hard.commit = base;
+                base_term = hard.term;
+                last = (base, base_term);
+            } else if base == state.base.0 {
+                base_term = state.base.1;
+            } else {
+                base_term = state.entries[&base];
+            }
+            groups.push(GroupCheckpoint {
+                group: key.0,
+                peer: key.1,
+                base,
+                base_term,
+                last: last.0,
+                last_term: last.1,
+                state: hard,
+                barrier: state.barrier,
+                completes_install,
+                conf: ConfState::default(),
+                pairs: Vec::new(),
+                volumes: Vec::new(),
+            });
+        }
+        let checkpoint = Checkpoint { number: CheckpointNumber(self.number), groups };
+        let mut parts = checkpoint.clone().into_parts(1);
+        parts.truncate(parts.len().saturating_sub(missing));
+        let is_complete = missing == 0;
+        let start = self.end;
+        for part in parts {
+            self.write(Record::Checkpoint(part));
+        }
+        if is_complete {
+            for group in &checkpoint.groups {
+                self.states.get_mut(&(group.group, group.peer)).unwrap().checkpointed(group);
+            }
+            self.trim(start);
+        }
+    }
+
+    /// Trims to the checkpoint at `start`, or to the first record with an entry above a base.
+    fn trim(&mut self, start: LogOffset) {
+        let needed = |(offset, record): &(LogOffset, Record)| match record {
+            Record::Entries(entries) => self
+                .states
+                .get(&(entries.group, entries.peer))
+                .is_some_and(|state| !entries.entries.is_empty() && entries.last() > state.base.0),
+            _ => *offset >= start,
+        };
+        let keep = self.history.iter().position(|item| item.0 >= start || needed(item));
+        self.history.drain(..keep.unwrap_or(0));
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Append { group: u64, overwritten: u64, count: u64, newer: u64, commits: u64 },
+    Install { group: u64, completes: bool },
+    Checkpoint { missing: usize },
+    Remove { group: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let append = (1..4_u64, 0..4_u64, 0..5_u64, 0..3_u64, 0..5_u64).prop_map(
+        |(group, overwritten, count, newer, commits)| {
+            // Most appends are in the term of the one before.
+            let newer = newer.saturating_sub(1);
+            Step::Append { group, overwritten, count, newer, commits }
+        },
+    );
+    prop_oneof![
+        12 => append,
+        1 => (1..4_u64, any::<bool>())
+            .prop_map(|(group, completes)| Step::Install { group, completes }),
+        2 => (0..3_usize)
+            .prop_map(|missing| Step::Checkpoint { missing: missing.saturating_sub(1) }),
+        1 => (1..4_u64).prop_map(|group| Step::Remove { group }),
+    ]
+}
+
+fn run(steps: &[Step]) -> Writer {
+    let mut writer = Writer::new();
+    for step in steps {
+        match *step {
+            Step::Append { group, overwritten, count, newer, commits } => {
+                let key = writer.replica(group);
+                writer.append(key, overwritten, count, newer, commits);
+            }
+            Step::Install { group, completes } => {
+                let key = writer.replica(group);
+                let state = writer.states.get_mut(&key).unwrap();
+                let barrier = Index(state.last().0.0 + 5);
+                state.barrier = state.barrier.max(barrier);
+                let install = Install {
+                    group: key.0,
+                    peer: key.1,
+                    barrier,
+                    applied: state.hard.commit,
+                    progress: None,
+                };
+                writer.write(Record::Install(install));
+                if completes {
+                    writer.checkpoint(0, Some(key));
+                }
+            }
+            Step::Checkpoint { missing } => writer.checkpoint(missing, None),
+            Step::Remove { group } => {
+                let key = writer.replica(group);
+                writer.states.remove(&key);
+                writer.write(Record::Tombstone(Tombstone { group: key.0, peer: key.1 }));
+            }
+        }
+    }
+    writer
+}
+
+fn survey(history: &[(LogOffset, Record)], damage: &[Damage]) -> Survey {
+    let mut surveyor = Surveyor::default();
+    for (offset, record) in history {
+        surveyor.record(*offset, record.clone());
+    }
+    surveyor.finish(damage)
+}
+
+/// Replays a log as the document says, from the last complete checkpoint that a survey has found,
+/// and with no check of its own.
+fn replay(history: &[(LogOffset, Record)], survey: &Survey) -> BTreeMap<Key, State> {
+    let mut states: BTreeMap<Key, State> = BTreeMap::new();
+    let last = survey.checkpoint.as_ref();
+    let first_part = last.map_or(LogOffset(0), |(start, _)| *start);
+    let mut is_before = last.is_some();
+    for (offset, record) in history {
+        if is_before && *offset >= first_part {
+            is_before = false;
+            let checkpoint = &last.unwrap().1;
+            states.retain(|key, _| {
+                checkpoint.groups.iter().any(|group| (group.group, group.peer) == *key)
+            });
+            for group in &checkpoint.groups {
+                states.entry((group.group, group.peer)).or_default().checkpointed(group);
+            }
+        }
+        match record {
+            Record::Entries(entries) => {
+                states.entry((entries.group, entries.peer)).or_default().append(entries);
+            }
+            Record::Install(install) => {
+                let state = states.entry((install.group, install.peer)).or_default();
+                state.barrier = state.barrier.max(install.barrier);
+            }
+            Record::Checkpoint(_) => {}
+            Record::Tombstone(gone) => {
+                states.remove(&(gone.group, gone.peer));
+            }
+        }
+    }
+    states
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn every_replica_of_an_intact_log_is_sound(steps in prop::collection::vec(step(), 1..60)) {
+        let writer = run(&steps);
+        let survey = survey(&writer.history, &[]);
+        for (key, judged) in &survey.replicas {
+            prop_assert_eq!(*judged, Ok(()), "{:?}", key);
+        }
+        prop_assert_eq!(replay(&writer.history, &survey), writer.states);
+    }
+
+    /// The one promise of the survey: a replica is not called sound if what it would recover is not
+    /// what it had.
+    #[test]
+    fn a_replica_that_has_lost_something_is_never_called_sound(
+        steps in prop::collection::vec(step(), 1..60),
+        taken: prop::sample::Index,
+    ) {
+        let mut writer = run(&steps);
+        prop_assume!(!writer.history.is_empty());
+        let intact = survey(&writer.history, &[]);
+        let taken = taken.index(writer.history.len());
+        let end = writer.history.get(taken + 1).map_or(writer.end, |next| next.0);
+        let (offset, record) = writer.history.remove(taken);
+        let damage = Damage {
+            range: offset..end,
+            device_at: DeviceOffset(0),
+            reason: String::from("taken out"),
+        };
+        let judged = survey(&writer.history, &[damage]);
+        let recovered = replay(&writer.history, &judged);
+        for (key, state) in &recovered {
+            if judged.replicas[key] == Ok(()) {
+                prop_assert_eq!(Some(state), writer.states.get(key), "{:?} without {:?}", key, record);
+            }
+        }
+        // Nor is a replica called lost for a record that no replica needs.
+        let start = intact.checkpoint.map_or(LogOffset(0), |(start, _)| start);
+        if let Record::Entries(entries) = &record
+            && offset < start
+            && writer.states.get(&(entries.group, entries.peer)).is_none_or(
+                |state| entries.last() <= state.base.0,
+            )
+        {
+            for (key, judged) in &judged.replicas {
+                prop_assert_eq!(*judged, Ok(()), "{:?} without {:?}", key, record);
+            }
+        }
+    }
+}
