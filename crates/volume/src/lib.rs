@@ -1,6 +1,6 @@
 //! Replicated block volumes. In development: so far this crate has the records of a volume server's
-//! log, their judgement at an opening, and the window of writes that were applied. Formats: `docs/format/volume-log.md`,
-//! `volume-store.md` and `volume-wire.md`.
+//! log, the judgement of its replicas at an opening, and the window of writes that were applied.
+//! Formats: `docs/format/volume-log.md`, `volume-store.md` and `volume-wire.md`.
 //!
 //! # Modules
 //!
