@@ -22,7 +22,8 @@ pub enum Write {
     OutOfWindow,
 }
 
-/// The numbers of an attachment's writes that were applied, at or above a floor. Numbers begin at 1.
+/// The numbers of an attachment's writes that were applied, at or above a floor. Numbers begin at
+/// 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     floor: Sequence,
@@ -127,7 +128,8 @@ mod tests {
                 1..200,
             ),
         ) {
-            let (mut window, mut model) = (Window::default(), Model { applied: HashSet::new(), floor: 1 });
+            let mut window = Window::default();
+            let mut model = Model { applied: HashSet::new(), floor: 1 };
             let mut floor = 1;
             for (number, raise, dice) in steps {
                 if dice == 0 {

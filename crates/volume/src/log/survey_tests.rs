@@ -312,7 +312,8 @@ proptest! {
         let recovered = replay(&writer.history, &judged);
         for (key, state) in &recovered {
             if judged.replicas[key] == Ok(()) {
-                prop_assert_eq!(Some(state), writer.states.get(key), "{:?} without {:?}", key, record);
+                let had = writer.states.get(key);
+                prop_assert_eq!(Some(state), had, "{:?} without {:?}", key, record);
             }
         }
         // Nor is a replica called lost for a record that no replica needs.
