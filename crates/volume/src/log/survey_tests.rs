@@ -40,6 +40,8 @@ impl State {
         }
         self.base = (group.base, group.base_term);
         self.entries = self.entries.split_off(&Index(group.base.0 + 1));
+        // Only a record that the log has lost can have replaced them, and nothing of it is needed.
+        self.entries.split_off(&Index(group.last.0 + 1));
         (self.hard, self.barrier) = (group.state, group.barrier);
     }
 }
