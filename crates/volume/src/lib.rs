@@ -1,22 +1,33 @@
 //! Replicated block volumes. In development: so far this crate has the records of a volume server's
-//! log, the judgement of its replicas at an opening, and the window of writes that were applied.
+//! log and the judgement of its replicas at an opening, ops, and the replicated state of a group.
 //! Formats: `docs/format/volume-log.md`, `volume-store.md` and `volume-wire.md`.
 //!
 //! # Modules
 //!
-//! - `types.rs`: identities, positions, raft's state
-//! - `window.rs`: which writes of an attachment were applied
-//! - `log/`: records of the log as bytes (`record.rs`, `fields.rs`, `error.rs`); checkpoints and
+//! - `types.rs`, `fields.rs`: identities, positions, raft's state; little-endian fields
+//! - `op.rs`: the commands of the replicated state machine
+//! - `state.rs`, `window.rs`: the replicated state of a group: attachments, and the ops that were
+//!   applied
+//! - `log/`: records of the log as bytes (`record.rs`, `error.rs`); checkpoints and
 //!   their parts (`checkpoint.rs`, `group.rs`); which replicas a log has, and which are lost
 //!   (`survey.rs`)
 #![forbid(unsafe_code)]
 
+mod fields;
 pub mod log;
+mod op;
+mod state;
 mod types;
 mod window;
 
+pub use fields::FieldError;
+pub use op::{
+    Attach, BLOCK_BYTES, BlockOp, BlockRange, CHUNK_BLOCKS, Change, ChangeKind, Configuration,
+    MAX_CHANGES, MAX_CHUNKS, MAX_FLOOR_DISTANCE, MAX_WRITE_BLOCKS, Op, OpError, Transition,
+};
+pub use state::{Applied, GroupState, Refusal, VolumeState};
 pub use types::{
-    AttachEpoch, CheckpointNumber, ConfState, GroupId, HardState, Index, Layer, PeerId, Sequence,
-    Term, VolumeId,
+    AttachEpoch, CheckpointNumber, ChunkIndex, ConfState, GroupId, HardState, Index, Layer, Parent,
+    PeerId, Sequence, ServerId, Term, VolumeId,
 };
 pub use window::{WINDOW_NUMBERS, Window, Write};

@@ -31,6 +31,14 @@ number! {
     VolumeId(u32)
 }
 number! {
+    /// A server of volumes. 0 is no server.
+    ServerId(u32)
+}
+number! {
+    /// A chunk of a volume: 16 MiB.
+    ChunkIndex(u32)
+}
+number! {
     /// A snapshot's number within its volume: blocks that were written before the first snapshot
     /// are in layer 0.
     Layer(u32)
@@ -80,4 +88,13 @@ pub struct ConfState {
     pub next_learners: Vec<PeerId>,
     /// Whether raft leaves the joint configuration by itself.
     pub auto_leave: bool,
+}
+
+/// What a volume is a clone of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parent {
+    /// The volume.
+    pub volume: VolumeId,
+    /// The layer of that volume.
+    pub layer: Layer,
 }

@@ -1,5 +1,7 @@
 //! Why a record of the log is refused.
 
+use crate::fields::FieldError;
+
 /// Why the payload of a record is not one of a volume server's log. The WAL has verified the bytes,
 /// so it is not damage: the log is another program's, or a newer version has written it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -21,26 +23,7 @@ pub enum RecordError {
         /// The flags.
         flags: u32,
     },
-    /// Reserved bytes are not zero.
-    #[error(
-        "reserved bytes at {at} of a record are not zero; a newer version has written this log"
-    )]
-    Reserved {
-        /// Offset in the record.
-        at: usize,
-    },
-    /// A count or length does not agree with the length of the record.
-    #[error("the fields of a record do not agree with its length of {len} bytes")]
-    Length {
-        /// Length of the record in bytes.
-        len: usize,
-    },
-    /// A field has a value that no writer produces.
-    #[error("{field} of a record is {value}, which is not valid")]
-    Field {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: u64,
-    },
+    /// A field that a decoder of this version does not accept.
+    #[error("a record of the log is not valid: {0}")]
+    Field(#[from] FieldError),
 }

@@ -1,10 +1,11 @@
 //! What a checkpoint states of a group, as bytes. `docs/format/volume-log.md`, section 3.
 
 use super::error::RecordError;
-use super::fields::{Put, Reader};
+use crate::fields::{FieldError, Put, Reader};
+use crate::state::VolumeState;
 use crate::types::{
-    AttachEpoch, CheckpointNumber, ConfState, GroupId, HardState, Index, Layer, PeerId, Sequence,
-    Term, VolumeId,
+    AttachEpoch, CheckpointNumber, ConfState, GroupId, HardState, Index, Layer, Parent, PeerId,
+    Sequence, Term, VolumeId,
 };
 use crate::window::{WINDOW_BYTES, Window};
 
@@ -64,38 +65,12 @@ pub struct Pair {
     pub base: Index,
 }
 
-/// The replicated state of a volume in a group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeState {
-    /// The volume.
-    pub volume: VolumeId,
-    /// What the volume is a clone of.
-    pub parent: Option<Parent>,
-    /// Epoch of the attachment that counts.
-    pub epoch: AttachEpoch,
-    /// The attachment's random number. It tells two processes apart that were given one epoch.
-    pub nonce: u32,
-    /// The writes of that attachment that were applied; `None` if the volume is not attached.
-    pub window: Option<Window>,
-    /// Layers that no volume needs any more, in ascending order.
-    pub dropped_layers: Vec<Layer>,
-}
-
-/// What a volume is a clone of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parent {
-    /// The volume.
-    pub volume: VolumeId,
-    /// The layer of that volume.
-    pub layer: Layer,
-}
-
 impl GroupCheckpoint {
     /// Length of its encoding in bytes.
     pub(super) fn encoded_bytes(&self) -> usize {
         let ConfState { voters, learners, outgoing_voters, next_learners, .. } = &self.conf;
         let peers = voters.len() + learners.len() + outgoing_voters.len() + next_learners.len();
-        let volumes: usize = self.volumes.iter().map(VolumeState::encoded_bytes).sum();
+        let volumes: usize = self.volumes.iter().map(volume_bytes).sum();
         GROUP_BYTES + 8 * peers + 16 * self.pairs.len() + volumes
     }
 
@@ -131,7 +106,7 @@ impl GroupCheckpoint {
             out.put_u64(pair.base.0);
         }
         for volume in &self.volumes {
-            volume.put(out);
+            put_volume(volume, out);
         }
     }
 
@@ -160,20 +135,22 @@ impl GroupCheckpoint {
         let volumes = usize::from(reader.u16()?);
         reader.zeros::<4>()?;
         if pairs > MAX_PAIRS {
-            return Err(RecordError::Field { field: "pairs", value: pairs as u64 });
+            return Err(FieldError::Field { field: "pairs", value: pairs as u64 }.into());
         }
         let mut peers = [const { Vec::new() }; 4];
         for (list, count) in peers.iter_mut().zip(counts) {
-            *list = read_list(reader, count.into(), 8, |reader| reader.u64().map(PeerId))?;
+            *list = read_list(reader, count.into(), 8, |reader| Ok(PeerId(reader.u64()?)))?;
         }
         let [voters, learners, outgoing_voters, next_learners] = peers;
         let auto_leave = flags & AUTO_LEAVE != 0;
         let pairs = read_list(reader, pairs, 16, |reader| {
             Ok(Pair { number: CheckpointNumber(reader.u64()?), base: Index(reader.u64()?) })
         })?;
-        let volumes = read_list(reader, volumes, VOLUME_BYTES, VolumeState::read)?;
+        let volumes = read_list(reader, volumes, VOLUME_BYTES, read_volume)?;
         if !volumes.is_sorted_by(|a, b| a.volume < b.volume) {
-            return Err(RecordError::Field { field: "order of volumes of group", value: group.0 });
+            return Err(
+                FieldError::Field { field: "order of volumes of group", value: group.0 }.into()
+            );
         }
         Ok(Self {
             group,
@@ -192,64 +169,61 @@ impl GroupCheckpoint {
     }
 }
 
-impl VolumeState {
-    fn encoded_bytes(&self) -> usize {
-        let window = if self.window.is_some() { WINDOW_BYTES } else { 0 };
-        VOLUME_BYTES + window + (4 * self.dropped_layers.len()).next_multiple_of(8)
-    }
+/// Length of a volume's encoding in bytes.
+fn volume_bytes(state: &VolumeState) -> usize {
+    let window = if state.window.is_some() { WINDOW_BYTES } else { 0 };
+    VOLUME_BYTES + window + (4 * state.dropped_layers.len()).next_multiple_of(8)
+}
 
-    fn put(&self, out: &mut Vec<u8>) {
-        let parent = self.parent.unwrap_or(Parent { volume: VolumeId(0), layer: Layer(0) });
-        out.put_u32(self.volume.0);
-        out.put_u32(
-            flag(self.window.is_some(), ATTACHED) | flag(self.parent.is_some(), HAS_PARENT),
-        );
-        out.put_u32(parent.volume.0);
-        out.put_u32(parent.layer.0);
-        out.put_u64(self.epoch.0);
-        out.put_u64(self.window.as_ref().map_or(0, |window| window.floor().0));
-        let layers = self.dropped_layers.len();
-        out.put_u16(u16::try_from(layers).expect("a volume has few dropped layers"));
-        out.put_zeros(2);
-        out.put_u32(self.nonce);
-        if let Some(window) = &self.window {
-            out.extend(window.bits());
-        }
-        for layer in &self.dropped_layers {
-            out.put_u32(layer.0);
-        }
-        out.put_zeros(4 * (layers % 2));
+fn put_volume(state: &VolumeState, out: &mut Vec<u8>) {
+    let parent = state.parent.unwrap_or(Parent { volume: VolumeId(0), layer: Layer(0) });
+    out.put_u32(state.volume.0);
+    out.put_u32(flag(state.window.is_some(), ATTACHED) | flag(state.parent.is_some(), HAS_PARENT));
+    out.put_u32(parent.volume.0);
+    out.put_u32(parent.layer.0);
+    out.put_u64(state.epoch.0);
+    out.put_u64(state.window.as_ref().map_or(0, |window| window.floor().0));
+    let layers = state.dropped_layers.len();
+    out.put_u16(u16::try_from(layers).expect("a volume has few dropped layers"));
+    out.put_zeros(2);
+    out.put_u32(state.nonce);
+    if let Some(window) = &state.window {
+        out.extend(window.bits());
     }
+    for layer in &state.dropped_layers {
+        out.put_u32(layer.0);
+    }
+    out.put_zeros(4 * (layers % 2));
+}
 
-    fn read(reader: &mut Reader<'_>) -> Result<Self, RecordError> {
-        let volume = VolumeId(reader.u32()?);
-        let flags = reader.u32()?;
-        if flags & !(ATTACHED | HAS_PARENT) != 0 {
-            return Err(RecordError::Flags { of: "volume", flags });
-        }
-        let parent = Parent { volume: VolumeId(reader.u32()?), layer: Layer(reader.u32()?) };
-        let (epoch, floor) = (AttachEpoch(reader.u64()?), Sequence(reader.u64()?));
-        let layers = usize::from(reader.u16()?);
-        reader.zeros::<2>()?;
-        let nonce = reader.u32()?;
-        let window = match flags & ATTACHED {
-            0 => None,
-            _ => Some(Window::new(floor, Box::new(reader.array()?))),
-        };
-        let is_unset = parent == Parent { volume: VolumeId(0), layer: Layer(0) };
-        if (flags & HAS_PARENT == 0 && !is_unset) || (window.is_none() && floor.0 != 0) {
-            return Err(RecordError::Field { field: "state of volume", value: volume.0.into() });
-        }
-        let dropped_layers = read_list(reader, layers, 4, |reader| reader.u32().map(Layer))?;
-        if layers % 2 == 1 {
-            reader.zeros::<4>()?;
-        }
-        if !dropped_layers.is_sorted_by(|a, b| a < b) {
-            return Err(RecordError::Field { field: "layers of volume", value: volume.0.into() });
-        }
-        let parent = (flags & HAS_PARENT != 0).then_some(parent);
-        Ok(Self { volume, parent, epoch, nonce, window, dropped_layers })
+fn read_volume(reader: &mut Reader<'_>) -> Result<VolumeState, RecordError> {
+    let volume = VolumeId(reader.u32()?);
+    let flags = reader.u32()?;
+    if flags & !(ATTACHED | HAS_PARENT) != 0 {
+        return Err(RecordError::Flags { of: "volume", flags });
     }
+    let parent = Parent { volume: VolumeId(reader.u32()?), layer: Layer(reader.u32()?) };
+    let (epoch, floor) = (AttachEpoch(reader.u64()?), Sequence(reader.u64()?));
+    let layers = usize::from(reader.u16()?);
+    reader.zeros::<2>()?;
+    let nonce = reader.u32()?;
+    let window = match flags & ATTACHED {
+        0 => None,
+        _ => Some(Window::new(floor, Box::new(reader.array()?))),
+    };
+    let is_unset = parent == Parent { volume: VolumeId(0), layer: Layer(0) };
+    if (flags & HAS_PARENT == 0 && !is_unset) || (window.is_none() && floor.0 != 0) {
+        return Err(FieldError::Field { field: "state of volume", value: volume.0.into() }.into());
+    }
+    let dropped_layers = read_list(reader, layers, 4, |reader| Ok(Layer(reader.u32()?)))?;
+    if layers % 2 == 1 {
+        reader.zeros::<4>()?;
+    }
+    if !dropped_layers.is_sorted_by(|a, b| a < b) {
+        return Err(FieldError::Field { field: "layers of volume", value: volume.0.into() }.into());
+    }
+    let parent = (flags & HAS_PARENT != 0).then_some(parent);
+    Ok(VolumeState { volume, parent, epoch, nonce, window, dropped_layers })
 }
 
 fn flag(is_set: bool, flag: u32) -> u32 {

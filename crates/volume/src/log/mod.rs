@@ -2,7 +2,6 @@
 
 mod checkpoint;
 mod error;
-mod fields;
 mod group;
 mod record;
 mod survey;
@@ -13,7 +12,7 @@ mod tests;
 
 pub use checkpoint::{Assembler, Checkpoint};
 pub use error::RecordError;
-pub use group::{GroupCheckpoint, Pair, Parent, VolumeState};
+pub use group::{GroupCheckpoint, Pair};
 pub use record::{
     CheckpointPart, Entries, Entry, EntryKind, FinishedChunks, Install, MAX_ENTRIES, Record,
     Tombstone,

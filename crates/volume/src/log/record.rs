@@ -3,8 +3,8 @@
 use bytes::Bytes;
 
 use super::error::RecordError;
-use super::fields::{Put, Reader};
 use super::group::{GROUP_BYTES, GroupCheckpoint};
+use crate::fields::{FieldError, Put, Reader};
 use crate::types::{CheckpointNumber, GroupId, HardState, Index, PeerId, Term, VolumeId};
 
 const MAGIC: u8 = b'V';
@@ -228,11 +228,11 @@ impl Entries {
         };
         let (first, previous_term) = (reader.u64()?, Term(reader.u64()?));
         if first == 0 || first == u64::MAX {
-            return Err(RecordError::Field { field: "first index", value: first });
+            return Err(FieldError::Field { field: "first index", value: first }.into());
         }
         let count = reader.u32()?;
         if count > MAX_ENTRIES {
-            return Err(RecordError::Field { field: "entry count", value: count.into() });
+            return Err(FieldError::Field { field: "entry count", value: count.into() }.into());
         }
         reader.zeros::<4>()?;
         reader.check_count(count as usize, ENTRY_BYTES)?;
@@ -242,7 +242,7 @@ impl Entries {
         for _ in 0..count {
             let term = Term(reader.u64()?);
             if term < at_least || term > state.term {
-                return Err(RecordError::Field { field: "term of an entry", value: term.0 });
+                return Err(FieldError::Field { field: "term of an entry", value: term.0 }.into());
             }
             at_least = term;
             lengths.push(reader.u32()? as usize);
@@ -250,7 +250,9 @@ impl Entries {
                 0 => EntryKind::Normal,
                 2 => EntryKind::ConfChange,
                 other => {
-                    return Err(RecordError::Field { field: "entry type", value: other.into() });
+                    return Err(
+                        FieldError::Field { field: "entry type", value: other.into() }.into()
+                    );
                 }
             };
             reader.zeros::<3>()?;
@@ -291,7 +293,7 @@ impl Install {
         let count = reader.u32()?;
         reader.zeros::<4>()?;
         if !has_progress && (since.0, count) != (0, 0) {
-            return Err(RecordError::Field { field: "progress", value: since.0 });
+            return Err(FieldError::Field { field: "progress", value: since.0 }.into());
         }
         reader.check_count(count as usize, FINISHED_BYTES)?;
         let mut finished = Vec::with_capacity(count as usize);
@@ -323,7 +325,7 @@ impl CheckpointPart {
         let number = CheckpointNumber(reader.u64()?);
         let (part, parts) = (reader.u32()?, reader.u32()?);
         if part >= parts {
-            return Err(RecordError::Field { field: "part", value: part.into() });
+            return Err(FieldError::Field { field: "part", value: part.into() }.into());
         }
         let count = reader.u32()? as usize;
         reader.zeros::<4>()?;
@@ -332,7 +334,7 @@ impl CheckpointPart {
         for _ in 0..count {
             let group = GroupCheckpoint::read(reader)?;
             if groups.last().is_some_and(|last| last.group >= group.group) {
-                return Err(RecordError::Field { field: "group", value: group.group.0 });
+                return Err(FieldError::Field { field: "group", value: group.group.0 }.into());
             }
             groups.push(group);
         }

@@ -6,9 +6,11 @@ use proptest::option;
 use proptest::prelude::*;
 
 use super::*;
+use crate::fields::FieldError;
+use crate::state::VolumeState;
 use crate::types::{
-    AttachEpoch, CheckpointNumber, ConfState, GroupId, HardState, Index, Layer, PeerId, Sequence,
-    Term, VolumeId,
+    AttachEpoch, CheckpointNumber, ConfState, GroupId, HardState, Index, Layer, Parent, PeerId,
+    Sequence, Term, VolumeId,
 };
 use crate::window::{WINDOW_BYTES, Window};
 
@@ -250,8 +252,8 @@ fn records_of_others_and_of_newer_versions_are_refused() {
     assert_eq!(with(1, 2), RecordError::Version(2));
     assert_eq!(with(2, 5), RecordError::Kind(5));
     assert_eq!(with(3, 1), RecordError::Flags { of: "record", flags: 1 });
-    assert_eq!(with(7, 1), RecordError::Reserved { at: 4 });
-    assert_eq!(Record::decode(&Bytes::new()), Err(RecordError::Length { len: 0 }));
+    assert_eq!(with(7, 1), FieldError::Reserved { at: 4 }.into());
+    assert_eq!(Record::decode(&Bytes::new()), Err(FieldError::Length { len: 0 }.into()));
 }
 
 /// The bytes of the document, so that a change of the format does not go unnoticed.
@@ -286,5 +288,5 @@ fn a_count_beyond_the_record_is_refused() {
         CheckpointPart { number: CheckpointNumber(1), part: 0, parts: 1, groups: Vec::new() };
     let mut bytes = encode(&Record::Checkpoint(part)).to_vec();
     bytes[24..28].copy_from_slice(&u32::MAX.to_le_bytes());
-    assert_eq!(Record::decode(&bytes.into()), Err(RecordError::Length { len: 32 }));
+    assert_eq!(Record::decode(&bytes.into()), Err(FieldError::Length { len: 32 }.into()));
 }
