@@ -26,16 +26,23 @@
 //! refused: damaged data may be lost, is never handed out, and must be reported, within the limits
 //! stated in `docs/format/wal.md`. [`Mutation`]s introduce defects on purpose, to show that the
 //! campaign finds them.
+//!
+//! [`volume`] is a campaign of its own, of replicated block volumes; [`fuzz`] has the checks of the
+//! fuzz targets.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod counts;
 pub mod fuzz;
 mod model;
 mod old_owner;
 mod plug;
 mod resize;
 mod ring;
+mod seeds;
 mod simulation;
 mod traffic;
+pub mod volume;
 
 use std::fmt;
 
@@ -73,91 +80,76 @@ pub struct Plan {
     pub verbose: bool,
 }
 
-macro_rules! outcome {
-    ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// Counts of events in a simulation, with which a campaign can show that its cases
-        /// happened.
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Outcome {
-            $($(#[$doc])* pub $field: u64,)*
-        }
-
-        impl Outcome {
-            /// Adds the counts of another outcome.
-            pub fn add(&mut self, other: &Self) {
-                $(self.$field += other.$field;)*
-            }
-        }
-    };
-}
-
-outcome! {
-    /// Records appended.
-    appended,
-    /// Records handed out by recoveries.
-    recovered,
-    /// Records dropped by recoveries.
-    dropped,
-    /// Damaged ranges reported.
-    damaged,
-    /// Recoveries that succeeded.
-    recoveries,
-    /// Recoveries that were interrupted.
-    interrupted,
-    /// Interrupted recoveries that followed an interrupted one.
-    interrupted_again,
-    /// Power cuts.
-    power_cuts,
-    /// Crashes of the process alone.
-    process_crashes,
-    /// Clean closes.
-    closes,
-    /// Trims that took effect.
-    trims,
-    /// Marks that took effect, with a trim or alone.
-    marks,
-    /// Appends refused by a full window or ring.
-    refused,
-    /// Laps of the ring.
-    laps,
-    /// Windows that grew.
-    grown,
-    /// Windows that shrank.
-    shrunk,
-    /// Completed resizes.
-    resized,
-    /// Completed resizes that moved records.
-    moved,
-    /// Resizes refused because the log did not fit or could not be moved.
-    resizes_refused,
-    /// Interrupted resizes.
-    resizes_interrupted,
-    /// Interrupted resizes that left the new capacity.
-    resizes_interrupted_late,
-    /// Resizes of a log in use that took effect.
-    resized_in_use,
-    /// Resizes of a log in use that were pending when the owner ended.
-    resizes_cut_short,
-    /// Logs opened while their owner continued.
-    takeovers,
-    /// Takeovers with a disk that refused the old owner.
-    fenced,
-    /// Writes of old owners that the disk refused.
-    refused_writes,
-    /// Writes of old owners that were executed during or after a takeover.
-    late_writes,
-    /// Late writes of old owners to a header.
-    late_headers,
-    /// Old owners that found a successor's header.
-    noticed,
-    /// Openings that found that another header had been written meanwhile.
-    openings_refused,
-    /// Bytes that rotted at rest.
-    rotten,
-    /// Failed reads, writes and flushes.
-    io_errors,
-    /// Writes that found the disk full.
-    no_space,
+counts! {
+    /// Counts of events in a simulation, with which a campaign can show that its cases happened.
+    Outcome {
+        /// Records appended.
+        appended,
+        /// Records handed out by recoveries.
+        recovered,
+        /// Records dropped by recoveries.
+        dropped,
+        /// Damaged ranges reported.
+        damaged,
+        /// Recoveries that succeeded.
+        recoveries,
+        /// Recoveries that were interrupted.
+        interrupted,
+        /// Interrupted recoveries that followed an interrupted one.
+        interrupted_again,
+        /// Power cuts.
+        power_cuts,
+        /// Crashes of the process alone.
+        process_crashes,
+        /// Clean closes.
+        closes,
+        /// Trims that took effect.
+        trims,
+        /// Marks that took effect, with a trim or alone.
+        marks,
+        /// Appends refused by a full window or ring.
+        refused,
+        /// Laps of the ring.
+        laps,
+        /// Windows that grew.
+        grown,
+        /// Windows that shrank.
+        shrunk,
+        /// Completed resizes.
+        resized,
+        /// Completed resizes that moved records.
+        moved,
+        /// Resizes refused because the log did not fit or could not be moved.
+        resizes_refused,
+        /// Interrupted resizes.
+        resizes_interrupted,
+        /// Interrupted resizes that left the new capacity.
+        resizes_interrupted_late,
+        /// Resizes of a log in use that took effect.
+        resized_in_use,
+        /// Resizes of a log in use that were pending when the owner ended.
+        resizes_cut_short,
+        /// Logs opened while their owner continued.
+        takeovers,
+        /// Takeovers with a disk that refused the old owner.
+        fenced,
+        /// Writes of old owners that the disk refused.
+        refused_writes,
+        /// Writes of old owners that were executed during or after a takeover.
+        late_writes,
+        /// Late writes of old owners to a header.
+        late_headers,
+        /// Old owners that found a successor's header.
+        noticed,
+        /// Openings that found that another header had been written meanwhile.
+        openings_refused,
+        /// Bytes that rotted at rest.
+        rotten,
+        /// Failed reads, writes and flushes.
+        io_errors,
+        /// Writes that found the disk full.
+        no_space,
+    }
 }
 
 /// A simulation that found a defect.
@@ -205,37 +197,22 @@ pub fn campaign(
     plan: impl Fn(u64) -> Plan + Sync,
     progress: impl Fn(u64) + Sync,
 ) -> Result<Outcome, Failure> {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    let next = AtomicU64::new(0);
-    let done = AtomicU64::new(0);
     let total = parking_lot::Mutex::new(Outcome::default());
     let failure = parking_lot::Mutex::new(None::<Failure>);
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= count || failure.lock().is_some() {
-                        return;
-                    }
-                    match run(plan(start + index)) {
-                        Ok(outcome) => total.lock().add(&outcome),
-                        Err(found) => {
-                            let mut failure = failure.lock();
-                            if failure
-                                .as_ref()
-                                .is_none_or(|known| found.plan.seed < known.plan.seed)
-                            {
-                                *failure = Some(found);
-                            }
-                        }
-                    }
-                    progress(done.fetch_add(1, Ordering::Relaxed) + 1);
-                }
-            });
+    let one = |seed| match run(plan(seed)) {
+        Ok(outcome) => {
+            total.lock().add(&outcome);
+            true
         }
-    });
+        Err(found) => {
+            let mut failure = failure.lock();
+            if failure.as_ref().is_none_or(|known| found.plan.seed < known.plan.seed) {
+                *failure = Some(found);
+            }
+            false
+        }
+    };
+    seeds::each(start, count, one, progress);
     match failure.into_inner() {
         Some(failure) => Err(failure),
         None => Ok(total.into_inner()),

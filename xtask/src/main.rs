@@ -83,6 +83,9 @@ enum Task {
     Compat(compat::Options),
     /// Simulate power cuts under the WAL on a simulated disk: `--seeds 10000`.
     Sim(SimOptions),
+    /// Simulate replicated block volumes on three servers with power cuts, kills, partitions and
+    /// interrupted installs: `--seeds 2000`.
+    VolumeSim(VolumeSimOptions),
     /// Run concurrent code in every interleaving of its threads, in a model checker: a campaign.
     Loom(LoomOptions),
     /// Compare streams with plain lists, and a compacted topic with a map, through uploads,
@@ -199,6 +202,26 @@ struct SimOptions {
     /// Number of seeds to run.
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
+    /// Further options of the simulation, such as `-- --seed 7` to replay one seed.
+    #[arg(last = true)]
+    rest: Vec<String>,
+}
+
+#[derive(Args)]
+struct VolumeSimOptions {
+    /// Number of seeds to run.
+    #[arg(long, default_value_t = 1000)]
+    seeds: u64,
+    /// Steps of each seed.
+    #[arg(long, default_value_t = 12_000)]
+    steps: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    first: u64,
+    /// Break a rule of the protocol; the campaign then fails if no seed finds it. See
+    /// docs/volumes-design.md.
+    #[arg(long, value_name = "NAME", default_value = "sound")]
+    mutation: String,
     /// Further options of the simulation, such as `-- --seed 7` to replay one seed.
     #[arg(last = true)]
     rest: Vec<String>,
@@ -366,6 +389,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Test(options) => suites::run(&root, &options),
         Task::Compat(options) => compat::run(&root, &options),
         Task::Sim(options) => suites::sim(&root, &options),
+        Task::VolumeSim(options) => suites::volume_sim(&root, &options),
         Task::Loom(options) => Ok(loom::campaign(&root, &options)),
         Task::Model(options) => suites::model(&root, &options),
         Task::Kill(options) => suites::kill_campaign(&root, &options),

@@ -17,8 +17,9 @@ use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
     CompactedOptions, DamageOptions, EndlessOptions, Error, ExactlyOnceOptions, HostileOptions,
-    KillOptions, ModelOptions, S3Options, SimOptions, Suite, TestOptions, compacted, compat,
-    damage, endless, exactly_once, gate, hostile, kcat, kill, loom, redis, s3, setup,
+    KillOptions, ModelOptions, S3Options, SimOptions, Suite, TestOptions, VolumeSimOptions,
+    compacted, compat, damage, endless, exactly_once, gate, hostile, kcat, kill, loom, redis, s3,
+    setup,
 };
 
 /// Far above the duration of any suite: it keeps a suite that hangs from blocking the rest.
@@ -118,6 +119,18 @@ pub(crate) fn sim(root: &Path, options: &SimOptions) -> Result<Report, Error> {
     command.arg(options.seeds.to_string()).args(&options.rest);
     let mut report = Report::default();
     in_sight(&mut report, "simulation", command);
+    Ok(report)
+}
+
+/// `cargo xtask volume-sim`. The dev profile optimises simulations and checks overflows.
+pub(crate) fn volume_sim(root: &Path, options: &VolumeSimOptions) -> Result<Report, Error> {
+    let VolumeSimOptions { seeds, steps, first, mutation, rest } = options;
+    let mut command = cargo(root);
+    command.args(["run", "--locked", "--package", "alluvium-sim", "--bin", "volume", "--"]);
+    command.args(["--seeds", &seeds.to_string(), "--steps", &steps.to_string()]);
+    command.args(["--first", &first.to_string(), "--mutation", mutation]).args(rest);
+    let mut report = Report::default();
+    in_sight(&mut report, "simulation of volumes", command);
     Ok(report)
 }
 
