@@ -147,9 +147,9 @@ thread_local! {
 
 /// Ends the process on any panic: a panicking task does not do so by itself.
 fn die_of_panics() {
-    let tell = std::panic::take_hook();
+    let default_hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        tell(panic);
+        default_hook(panic);
         std::process::abort();
     }));
 }

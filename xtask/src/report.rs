@@ -275,14 +275,14 @@ impl GoTests {
             let status = std::iter::once(status.to_string());
             status.chain(others).collect::<Vec<_>>().join(" / ")
         });
-        let mut is_told = false;
+        let mut is_reported = false;
         for test in started.iter().filter(|test| !ended.contains(*test)) {
             cases.push(Case::failed(test, format!("{ENDLESS}: {why}")));
-            is_told = true;
+            is_reported = true;
         }
         let mut cases = only_leaves(cases);
         // A test that panics has already ended when the program reports the panic.
-        let is_unknown = has_crashed && !is_told || !cases.iter().any(Case::has_failed);
+        let is_unknown = has_crashed && !is_reported || !cases.iter().any(Case::has_failed);
         if !status.success() && is_unknown {
             cases.push(Case::failed(name, why));
         }

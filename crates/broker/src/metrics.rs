@@ -151,8 +151,8 @@ impl Metrics {
         registry.register("transactions", "Ended transactions, by outcome", metrics.ended.clone());
         registry.register(
             "transactions_ended_after_loss",
-            "Transactions ended at the start because the log lost their end or a part of them, by \
-             outcome; unknown and interrupted ones are aborted",
+            "Transactions ended at the start because the log lost their end or a part of them; \
+             `unknown` and `interrupted`: aborted",
             metrics.ended_after_loss.clone(),
         );
         registry.register(

@@ -78,7 +78,7 @@ impl Allocator {
         let made = match self.number_if_space() {
             Some(number) => match self.take_arena() {
                 Err(error) => {
-                    self.record_shortage(&error);
+                    self.note_lack_of_resources(&error);
                     return Ok(());
                 }
                 Ok(Some(arena)) => {
@@ -91,7 +91,7 @@ impl Allocator {
                     );
                     match made {
                         Err(error) if error.is_out_of_files() && !shared.may_evict_for_files() => {
-                            self.record_shortage(&error);
+                            self.note_lack_of_resources(&error);
                             return Ok(());
                         }
                         Err(error) if error.is_out_of_files() => None,
@@ -126,7 +126,7 @@ impl Allocator {
 
     /// Records that file descriptors or memory are in use elsewhere, which is temporary: writers
     /// wait, and it is retried.
-    fn record_shortage(&self, error: &Error) {
+    fn note_lack_of_resources(&self, error: &Error) {
         let flush = &self.shared.flush;
         if !std::mem::replace(&mut flush.state.lock().lacks_resources, true) {
             tracing::warn!("journal cache: {error}; writers wait until it is available");

@@ -41,10 +41,10 @@ impl Weighter<Key, Block> for ByBytes {
     }
 }
 
-type BlockCache = Cache<Key, Block, ByBytes>;
+type PartCache = Cache<Key, Block, ByBytes>;
 
 /// Returns `None` if not even one entry would fit.
-fn new_cache(max_bytes: usize, usual_bytes: usize) -> Option<BlockCache> {
+fn new_cache(max_bytes: usize, usual_bytes: usize) -> Option<PartCache> {
     let items = max_bytes / (usual_bytes + ENTRY_BYTES);
     if items == 0 {
         return None;
@@ -61,8 +61,8 @@ fn new_cache(max_bytes: usize, usual_bytes: usize) -> Option<BlockCache> {
 
 /// Frames and records, evicted by use.
 pub(crate) struct Blocks {
-    frames: Option<BlockCache>,
-    records: Option<BlockCache>,
+    frames: Option<PartCache>,
+    records: Option<PartCache>,
 }
 
 impl Blocks {
@@ -148,7 +148,7 @@ mod tests {
                 assert!(blocks.bytes() <= max_bytes + 1024, "{} of {max_bytes}", blocks.bytes());
             }
             let kept = [&blocks.frames, &blocks.records]
-                .map(|kept| kept.as_ref().map_or(0, BlockCache::weight));
+                .map(|kept| kept.as_ref().map_or(0, PartCache::weight));
             assert!(
                 kept.iter().all(|bytes| *bytes > 0) || max_bytes < 1 << 20,
                 "{kept:?} of {max_bytes}"

@@ -129,8 +129,8 @@ pub(super) struct Model {
     #[serde(default)]
     pub(super) reused: Vec<(Partition, i64)>,
     /// Records that were sent without receiving an answer: they may have been appended.
-    #[serde(default)]
-    pub(super) doubtful: Vec<Record>,
+    #[serde(default, alias = "doubtful")]
+    pub(super) unanswered: Vec<Record>,
 }
 
 impl Model {

@@ -34,7 +34,7 @@ pub(super) struct Fetched {
     pub(super) timestamp_ms: i64,
 }
 
-/// The reason failure a range of offsets could not be read.
+/// The reason why a range of offsets could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ReadFailure {
     /// An error code that persisted for the whole wait.
@@ -70,7 +70,7 @@ pub(super) type ListedOffset = Result<(i64, i64), i16>;
 
 /// A partition as read by clients.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Contents {
+pub(super) struct PartitionContents {
     pub(super) all: View,
     pub(super) committed: View,
     /// From ListOffsets; an error code where it is unreadable.
@@ -86,7 +86,7 @@ pub(super) type Commits = BTreeMap<String, Result<Vec<(Partition, i64)>, i16>>;
 /// The contents of a server.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Observation {
-    pub(super) partitions: BTreeMap<Partition, Contents>,
+    pub(super) partitions: BTreeMap<Partition, PartitionContents>,
     pub(super) groups: Commits,
 }
 
@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
     ) -> Result<Observation, Error> {
         let mut observation = Observation::default();
         for partition in self.model.partitions() {
-            let mut contents = Contents {
+            let mut contents = PartitionContents {
                 all: self.read(&partition, false)?,
                 committed: self.read(&partition, true)?,
                 earliest: Some(self.list(&partition, EARLIEST)?.map(|found| found.0)),

@@ -120,7 +120,7 @@ impl Installation {
         Ok(Start::Ready(process))
     }
 
-    /// Creates an empty directory in installation of an existing one.
+    /// Creates an empty directory in place of an existing one.
     pub(super) fn clear(directory: &Path) -> Result<(), Error> {
         if directory.exists() {
             fs::remove_dir_all(directory)?;

@@ -7,7 +7,7 @@ use super::layout::Extent;
 use super::log_lines::Reported;
 use super::model::{Commit, Model, Partition, Record};
 use super::observe::{
-    CORRUPT_MESSAGE, Contents, Fetched, Observation, ReadFailure, UnreadableRange, View,
+    CORRUPT_MESSAGE, Fetched, Observation, PartitionContents, ReadFailure, UnreadableRange, View,
 };
 use super::window::{Offsets, has};
 
@@ -220,7 +220,7 @@ fn check_records(facts: &Facts<'_>, partition: &Partition, view: &View, findings
     for (offset, fetched) in &view.records {
         let Some(record) = log.records.get(offset) else {
             let is_unanswered = |record: &Record| fetched.value.as_deref() == Some(&record.value());
-            if facts.model.doubtful.iter().any(is_unanswered) {
+            if facts.model.unanswered.iter().any(is_unanswered) {
                 continue;
             }
             let what = "a record that was never acknowledged";
@@ -289,7 +289,7 @@ fn may_be_lost(facts: &Facts<'_>, partition: &Partition, offset: i64) -> bool {
 fn check_outcomes(
     facts: &Facts<'_>,
     partition: &Partition,
-    contents: &Contents,
+    contents: &PartitionContents,
     findings: &mut Findings,
 ) {
     let (log, committed) = (facts.model.log(partition), &contents.committed);
@@ -422,7 +422,7 @@ fn check_atomicity(
 fn check_offsets(
     facts: &Facts<'_>,
     partition: &Partition,
-    contents: &Contents,
+    contents: &PartitionContents,
     findings: &mut Findings,
 ) {
     let next = facts.model.log(partition).next;

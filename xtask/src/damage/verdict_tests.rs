@@ -49,7 +49,7 @@ fn observation(model: &Model) -> Observation {
             committed.records.insert(*offset, fetched(record));
         }
     }
-    let contents = Contents {
+    let contents = PartitionContents {
         all,
         committed,
         earliest: Some(Ok(0)),
@@ -85,7 +85,7 @@ impl Scene {
         Self { model, observation, reported, reach: None, window, health }
     }
 
-    fn contents(&mut self) -> &mut Contents {
+    fn contents(&mut self) -> &mut PartitionContents {
         self.observation.partitions.get_mut(&partition()).unwrap()
     }
 
@@ -185,7 +185,7 @@ fn only_an_unanswered_record_may_be_present_or_missing() {
     let fetched = Fetched { key: None, value, timestamp_ms: 0 };
     scene.contents().all.records.insert(10, fetched);
     assert_eq!(scene.verdicts(), [Verdict::WrongBytes]);
-    scene.model.doubtful.push(record);
+    scene.model.unanswered.push(record);
     assert_eq!(scene.verdicts(), []);
 }
 
@@ -360,7 +360,8 @@ fn two_partitions() -> (Scene, Partition) {
         last_stable_offset: 1,
         ..View::default()
     };
-    let contents = Contents { all: view.clone(), committed: view, ..Contents::default() };
+    let contents =
+        PartitionContents { all: view.clone(), committed: view, ..PartitionContents::default() };
     scene.observation.partitions.insert(other.clone(), contents);
     (scene, other)
 }

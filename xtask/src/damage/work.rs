@@ -164,7 +164,7 @@ impl<'a> Worker<'a> {
         records: &[Record],
     ) -> Result<i64, Error> {
         if sent.as_ref().is_err_and(|error| !error.is::<RequestRefused>()) {
-            self.model.doubtful.extend_from_slice(records);
+            self.model.unanswered.extend_from_slice(records);
         }
         sent
     }

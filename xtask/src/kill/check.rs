@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn promised_records_and_more_are_accepted() {
-        // a:2 is in the log without an acknowledgement: the kill of the server lost the answer.
+        // a:2 is in the log without an acknowledgement: the answer was lost when the server was killed.
         assert_eq!(violations(&JOURNAL, &LOG, &COMMITS), [""; 0]);
     }
 

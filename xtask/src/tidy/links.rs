@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use regex::Regex;
+use regex::{Captures, Regex};
 
 use super::Violation;
 use super::source::{File, Tree};
@@ -78,7 +78,7 @@ impl Syntax {
     fn new() -> Self {
         let of = |expression| Regex::new(expression).expect("a valid expression");
         Self {
-            code: of(r"``[^`]+``|`[^`]*`"),
+            code: of(r"``[^`]+``|`(?:[^`\n]|\n[^`\n])*`"),
             inline: of(r"\]\(<?([^()<>\s]+)"),
             definition: of(r"^ {0,3}\[[^\]^][^\]]*\]:\s+<?([^<>\s]+)"),
             scheme: of(r"^(?:[A-Za-z][A-Za-z0-9+.-]*:|//)"),
@@ -90,13 +90,16 @@ impl Syntax {
     /// The relative targets of links, with their lines.
     fn links(&self, text: &str) -> Vec<(usize, String)> {
         let mut links = Vec::new();
-        for (number, line) in outside_code(text) {
-            let line = self.code.replace_all(line, "");
-            let found =
-                self.inline.captures_iter(&line).chain(self.definition.captures_iter(&line));
+        let lines: Vec<(usize, &str)> = outside_code(text).collect();
+        // A code span may continue in the next line of its paragraph.
+        let joined = lines.iter().map(|(_, line)| *line).collect::<Vec<_>>().join("\n");
+        let newlines = |span: &Captures<'_>| "\n".repeat(span[0].matches('\n').count());
+        let plain = self.code.replace_all(&joined, newlines);
+        for ((number, _), line) in lines.iter().zip(plain.split('\n')) {
+            let found = self.inline.captures_iter(line).chain(self.definition.captures_iter(line));
             for target in found.map(|captures| captures[1].to_owned()) {
                 if !self.scheme.is_match(&target) {
-                    links.push((number, target));
+                    links.push((*number, target));
                 }
             }
         }

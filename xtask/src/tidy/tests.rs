@@ -170,6 +170,14 @@ fn a_link_to_a_missing_file_fails() {
 }
 
 #[test]
+fn a_code_span_that_is_wrapped_hides_no_link() {
+    let text = "Run `cargo xtask tidy\n--tighten`, as [a](gone.md) says, and `more`.\n";
+    let (rule, message) = failure(&[("docs/a.md", text)]);
+    assert_eq!(rule, Rule::Links);
+    assert_eq!(message, "docs/a.md:2: link to `gone.md`: no such file or directory");
+}
+
+#[test]
 fn a_link_to_a_missing_heading_fails() {
     let headings = "# The `log`, and [more](c.md)\n## Sizes\n## Sizes\n```\n# code\n```\n";
     for anchor in ["the-log-and-more", "sizes", "sizes-1"] {

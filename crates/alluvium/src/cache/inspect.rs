@@ -96,7 +96,7 @@ fn show(
         return output::json(&json!({
             "journal_bytes": journal_bytes,
             "journals": journals.collect::<Vec<_>>(),
-            "kept_aside": { "files": aside.files, "bytes": aside.bytes },
+            "set_aside": { "files": aside.files, "bytes": aside.bytes },
         }));
     }
     let mut table = Table::of_numbers(&[

@@ -122,11 +122,11 @@ struct Plan {
 }
 
 impl Plan {
-    /// Plans the compaction of a partition with the last stable offset `stable_end`.
+    /// Plans the compaction of a partition with the last stable offset `last_stable`.
     fn new(
         parts: &[StoredPart],
         clean_end: u64,
-        stable_end: u64,
+        last_stable: u64,
         now_ms: i64,
         rules: &CompactionRules,
     ) -> Self {
@@ -143,7 +143,7 @@ impl Plan {
             }
             let is_recent =
                 rules.min_lag_ms > 0 && part.newest_ms > now_ms.saturating_sub(rules.min_lag_ms);
-            if part.end.0 > stable_end || is_recent {
+            if part.end.0 > last_stable || is_recent {
                 break;
             }
             plan.dirty_bytes += part.payload_bytes - clean_bytes;
@@ -250,9 +250,9 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
                 continue;
             }
             let cleaned = Cleaned::of(&server.store, stream.id());
-            let (stable_end, now_ms) = (partition.last_stable_offset().0, unix_time_ms());
+            let (last_stable, now_ms) = (partition.last_stable_offset().0, unix_time_ms());
             let parts = stream.stored_parts(StreamOffset(0));
-            let plan = Plan::new(&parts, cleaned.end(), stable_end, now_ms, &rules);
+            let plan = Plan::new(&parts, cleaned.end(), last_stable, now_ms, &rules);
             let ratio = plan.dirty_ratio();
             dirtiest = dirtiest.max(ratio);
             dirty_bytes += plan.dirty_bytes;

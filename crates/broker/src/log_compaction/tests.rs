@@ -494,7 +494,7 @@ fn dirty_bytes_are_those_not_compacted_that_may_be() {
         })
         .collect();
     // Clean end, stable end, min.compaction.lag.ms; clean bytes, dirty bytes, end.
-    for ((clean_end, stable_end, lag_ms), (clean_bytes, dirty_bytes, to)) in [
+    for ((clean_end, last_stable, lag_ms), (clean_bytes, dirty_bytes, to)) in [
         ((0, 40, 0), (0, 400, 40)),
         ((10, 40, 0), (100, 300, 40)),
         ((15, 40, 0), (150, 250, 40)),
@@ -505,7 +505,7 @@ fn dirty_bytes_are_those_not_compacted_that_may_be() {
         ((10, 40, 10), (100, 0, 10)),
         ((0, 5, 0), (0, 0, 0)),
     ] {
-        let plan = Plan::new(&parts, clean_end, stable_end, 1_010, &rules(lag_ms));
+        let plan = Plan::new(&parts, clean_end, last_stable, 1_010, &rules(lag_ms));
         assert_eq!(plan, Plan { clean_bytes, dirty_bytes, to });
     }
     assert!(Plan::new(&[], 0, 0, 0, &rules(0)).dirty_ratio() == 0.0);

@@ -57,8 +57,8 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "DescribeConfigs",
-        "All topic settings of Kafka 4.4; groups; of brokers the start settings, topic defaults \
-         and those changeable at run time. No log levels, no client metrics.",
+        "Topics: all settings of Kafka 4.4; groups; brokers: start settings, topic defaults, and \
+         settings changeable at run time. No log levels, no client metrics.",
     ),
     ("AlterConfigs", "As IncrementalAlterConfigs."),
     (
@@ -185,7 +185,7 @@ This page is generated from the server's table of APIs, and checked against a ru
 const DYNAMIC: &str = include_str!("dynamic-configs-4.4.0.txt");
 
 const CHANGEABLE: &str = r"
-On a request of Metadata that creates a topic, Kafka answers UNKNOWN_TOPIC_OR_PARTITION at first and
+On a Metadata request that creates a topic, Kafka answers UNKNOWN_TOPIC_OR_PARTITION at first and
 creates the topic in the background. This server answers so for half a second after a topic of the
 name was deleted, and does not create it then.
 

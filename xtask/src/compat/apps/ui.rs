@@ -33,7 +33,7 @@ const TMUX: &str = "set-option -wg remain-on-exit on\nset-option -g status off\n
 
 /// Writes a program's exit status to a file. tmux may never report it: version 3.3a was seen to
 /// leave an ended program unreaped for as long as it was watched.
-const TELL_STATUS: &str = r#""$@"; echo $? > status.part; mv status.part status"#;
+const SAVE_STATUS: &str = r#""$@"; echo $? > status.part; mv status.part status"#;
 
 pub(super) fn kaskade(
     peer: &Peer,
@@ -182,7 +182,7 @@ impl Terminal {
         tmux.env("XDG_CONFIG_HOME", scratch).env("XDG_STATE_HOME", scratch);
         tmux.env_remove("KASKADE_SETTINGS");
         tmux.args(["new-session", "-d", "-x", SIZE.0, "-y", SIZE.1]);
-        tmux.args(["sh", "-c", TELL_STATUS, "sh"]);
+        tmux.args(["sh", "-c", SAVE_STATUS, "sh"]);
         output(tmux.arg(&kaskade.program).args(arguments))?;
         Ok(terminal)
     }

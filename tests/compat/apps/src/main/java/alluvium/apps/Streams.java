@@ -63,7 +63,7 @@ public final class Streams {
     private final Map<String, List<Long>> countsByTitle = new HashMap<>();
     private Process app;
     /** Length of the log that earlier processes of the application wrote. */
-    private int toldBefore;
+    private int loggedBefore;
     private long words;
     private long seen;
     private int killsOfTheApplication;
@@ -233,7 +233,7 @@ public final class Streams {
         if (app.isAlive()) {
             return;
         }
-        if (!Files.readString(Path.of(state + ".log")).substring(toldBefore).contains("ProcessorStateException: Error opening store")) {
+        if (!Files.readString(Path.of(state + ".log")).substring(loggedBefore).contains("ProcessorStateException: Error opening store")) {
             throw new IllegalStateException("the application ended, see " + state + ".log");
         }
         System.out.println("# the application cannot open its local stores: removed, to be restored");
@@ -300,7 +300,7 @@ public final class Streams {
 
     private Process start() throws IOException {
         Path log = Path.of(state + ".log");
-        toldBefore = Files.exists(log) ? Files.readString(log).length() : 0;
+        loggedBefore = Files.exists(log) ? Files.readString(log).length() : 0;
         return new ProcessBuilder(System.getProperty("java.home") + File.separator + "bin" + File.separator + "java", "-Xmx256m",
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", System.getProperty("java.class.path"), WordCount.class.getName(),
             BOOTSTRAP, state).redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.appendTo(new File(state + ".log"))).start();
