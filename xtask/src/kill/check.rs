@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn promised_records_and_more_are_accepted() {
-        // a:2 is in the log without an acknowledgement: the answer was lost when the server was killed.
+        // a:2 is in the log without an acknowledgement: its answer was lost in the kill.
         assert_eq!(violations(&JOURNAL, &LOG, &COMMITS), [""; 0]);
     }
 

@@ -438,8 +438,8 @@ impl Objects {
         Ok(part)
     }
 
-    /// Returns the error for an intact object whose index has no batches in this range and so contradicts the
-    /// catalog.
+    /// Returns the error for an intact object whose index has no batches in this range and so
+    /// contradicts the catalog.
     pub(crate) fn missing(&self, range: &Range) -> ObjectError {
         let (position, (start, end)) = (range.object.index_position, (range.start, range.end));
         let reason =
