@@ -26,6 +26,9 @@ pub(super) const CHECKPOINT_BYTES: usize = PREFIX_BYTES + 24;
 pub const MAX_ENTRIES: u32 = 65_536;
 const ENTRY_BYTES: usize = 16;
 
+/// Indexes are below it, so that those of a record do not overflow (`volume-wire.md`).
+const END_OF_INDEXES: u64 = 1 << 62;
+
 /// Chunks of a region of a volume, one bit each in [`FinishedChunks`].
 const REGION_CHUNKS: usize = 4096;
 const FINISHED_BYTES: usize = 8 + REGION_CHUNKS / 8;
@@ -227,8 +230,11 @@ impl Entries {
             commit: Index(reader.u64()?),
         };
         let (first, previous_term) = (reader.u64()?, Term(reader.u64()?));
-        if first == 0 || first == u64::MAX {
+        if first == 0 || first >= END_OF_INDEXES {
             return Err(FieldError::Field { field: "first index", value: first }.into());
+        }
+        if (first == 1) != (previous_term.0 == 0) || previous_term > state.term {
+            return Err(FieldError::Field { field: "previous term", value: previous_term.0 }.into());
         }
         let count = reader.u32()?;
         if count > MAX_ENTRIES {
@@ -241,7 +247,7 @@ impl Entries {
         let mut at_least = previous_term;
         for _ in 0..count {
             let term = Term(reader.u64()?);
-            if term < at_least || term > state.term {
+            if term.0 == 0 || term < at_least || term > state.term {
                 return Err(FieldError::Field { field: "term of an entry", value: term.0 }.into());
             }
             at_least = term;

@@ -127,7 +127,8 @@ struct Trace {
     /// Indices at which an entry was to follow one that is not known, with the term of that one.
     gaps: Vec<(Index, Term)>,
     commit: Index,
-    /// The end that the last checkpoint states, if it was another one.
+    /// The end that the last checkpoint states, if it was another one, or a record behind that
+    /// checkpoint which begins below its base.
     end: Option<Loss>,
 }
 
@@ -149,6 +150,11 @@ impl Trace {
     fn append(&mut self, entries: &Entries) {
         self.commit = self.commit.max(entries.state.commit);
         let previous = Index(entries.first.0 - 1);
+        if previous < self.base {
+            // What is at or below a base is committed, and nothing replaces it: the record is of a
+            // log that an install has made void.
+            self.end = self.end.or(Some(Loss::Join(previous)));
+        }
         // What was missing there is replaced.
         self.gaps.retain(|(index, _)| *index < previous);
         if self.term(previous) == Some(entries.previous_term) {

@@ -27,9 +27,10 @@ fn encode(record: &Record) -> Bytes {
 
 fn entries() -> impl Strategy<Value = Record> {
     let entry = (0..3_u64, any::<bool>(), vec(any::<u8>(), 0..200));
-    (any::<[u64; 4]>(), 1..u64::MAX, 0..1000_u64, vec(entry, 0..20)).prop_map(
+    (any::<[u64; 4]>(), 1..1_u64 << 62, 1..1000_u64, vec(entry, 0..20)).prop_map(
         |([group, peer, vote, commit], first, previous, steps)| {
             let mut term = previous;
+            let previous = if first == 1 { 0 } else { previous };
             let entries = steps.into_iter().map(|(more, is_conf, data)| {
                 term += more;
                 let kind = if is_conf { EntryKind::ConfChange } else { EntryKind::Normal };
