@@ -43,29 +43,30 @@ impl Checkpoint {
 /// Puts checkpoints together from the records of a log, in order.
 #[derive(Debug, Default)]
 pub struct Assembler {
-    /// The parts so far, without a gap.
-    partial: Option<(Checkpoint, u32)>,
+    /// The parts so far, without a gap, and the number of the next part and of all parts.
+    partial: Option<(Checkpoint, u32, u32)>,
 }
 
 impl Assembler {
     /// Adds the next record of the log if it is a part. Returns the checkpoint that it completes.
     pub fn push(&mut self, part: CheckpointPart) -> Option<Checkpoint> {
         let CheckpointPart { number, part, parts, groups } = part;
-        let (mut checkpoint, expected) = match self.partial.take() {
-            Some((checkpoint, next)) if checkpoint.number == number && next == part => {
-                (checkpoint, next)
-            }
+        let continued = self.partial.take().filter(|(checkpoint, next, of)| {
+            let last = checkpoint.groups.last().map(|group| group.group);
+            (checkpoint.number, *next, *of) == (number, part, parts)
+                && groups.first().is_none_or(|first| last < Some(first.group))
+        });
+        let mut checkpoint = match continued {
+            Some((checkpoint, ..)) => checkpoint,
             // The first part of another one; the one before it was cut short by a crash.
-            _ => (Checkpoint { number, groups: Vec::new() }, 0),
+            None if part == 0 => Checkpoint { number, groups: Vec::new() },
+            None => return None,
         };
-        if part != expected {
-            return None;
-        }
         checkpoint.groups.extend(groups);
         if part + 1 == parts {
             return Some(checkpoint);
         }
-        self.partial = Some((checkpoint, part + 1));
+        self.partial = Some((checkpoint, part + 1, parts));
         None
     }
 

@@ -22,8 +22,15 @@ const AUTO_LEAVE: u32 = 2;
 const ATTACHED: u32 = 1;
 const HAS_PARENT: u32 = 2;
 
+/// Indexes are below it, so that those of a record do not overflow (`volume-wire.md`).
+pub(super) const END_OF_INDEXES: u64 = 1 << 62;
+
 /// Greatest number of pairs of a group.
 const MAX_PAIRS: usize = 16;
+/// Greatest number of volumes of a group.
+const MAX_VOLUMES: usize = 1024;
+/// Greatest number of dropped layers of a volume.
+const MAX_DROPPED_LAYERS: usize = 64;
 
 /// A group in a checkpoint. Base, configuration and volumes are as of the base; the other fields
 /// are as of the record's place in the log.
@@ -116,7 +123,7 @@ impl GroupCheckpoint {
     }
 
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, RecordError> {
-        let (group, peer) = (GroupId(reader.u64()?), PeerId(reader.u64()?));
+        let (group, peer) = read_replica(reader)?;
         let (base, base_term) = (Index(reader.u64()?), Term(reader.u64()?));
         let (last, last_term) = (Index(reader.u64()?), Term(reader.u64()?));
         let state = HardState {
@@ -134,8 +141,9 @@ impl GroupCheckpoint {
         reader.zeros::<1>()?;
         let volumes = usize::from(reader.u16()?);
         reader.zeros::<4>()?;
-        if pairs > MAX_PAIRS {
-            return Err(FieldError::Field { field: "pairs", value: pairs as u64 }.into());
+        if pairs > MAX_PAIRS || volumes > MAX_VOLUMES {
+            let value = pairs.max(volumes) as u64;
+            return Err(FieldError::Field { field: "number of pairs or volumes", value }.into());
         }
         let mut peers = [const { Vec::new() }; 4];
         for (list, count) in peers.iter_mut().zip(counts) {
@@ -147,6 +155,17 @@ impl GroupCheckpoint {
             Ok(Pair { number: CheckpointNumber(reader.u64()?), base: Index(reader.u64()?) })
         })?;
         let volumes = read_list(reader, volumes, VOLUME_BYTES, read_volume)?;
+        let is_ordered = base <= state.commit
+            && state.commit <= last
+            && base_term <= last_term
+            && last_term <= state.term
+            && (flags & COMPLETES_INSTALL == 0 || (last, last_term) == (base, base_term));
+        if !is_ordered {
+            return Err(FieldError::Field { field: "base or end of group", value: group.0 }.into());
+        }
+        if last.0 >= END_OF_INDEXES {
+            return Err(FieldError::Field { field: "last index", value: last.0 }.into());
+        }
         if !volumes.is_sorted_by(|a, b| a.volume < b.volume) {
             return Err(
                 FieldError::Field { field: "order of volumes of group", value: group.0 }.into()
@@ -166,6 +185,15 @@ impl GroupCheckpoint {
             pairs,
             volumes,
         })
+    }
+}
+
+/// Reads the group and the peer of a replica.
+pub(super) fn read_replica(reader: &mut Reader<'_>) -> Result<(GroupId, PeerId), FieldError> {
+    match (reader.u64()?, reader.u64()?) {
+        (0, _) => Err(FieldError::Field { field: "group", value: 0 }),
+        (_, 0) => Err(FieldError::Field { field: "peer", value: 0 }),
+        (group, peer) => Ok((GroupId(group), PeerId(peer))),
     }
 }
 
@@ -211,9 +239,19 @@ fn read_volume(reader: &mut Reader<'_>) -> Result<VolumeState, RecordError> {
         0 => None,
         _ => Some(Window::new(floor, Box::new(reader.array()?))),
     };
+    if volume == VolumeId(0) || (flags & HAS_PARENT != 0 && parent.volume == VolumeId(0)) {
+        return Err(FieldError::Field { field: "volume", value: 0 }.into());
+    }
+    if window.is_some() && floor == Sequence(0) {
+        return Err(FieldError::Field { field: "floor", value: 0 }.into());
+    }
     let is_unset = parent == Parent { volume: VolumeId(0), layer: Layer(0) };
     if (flags & HAS_PARENT == 0 && !is_unset) || (window.is_none() && floor.0 != 0) {
         return Err(FieldError::Field { field: "state of volume", value: volume.0.into() }.into());
+    }
+    if layers > MAX_DROPPED_LAYERS {
+        let value = layers as u64;
+        return Err(FieldError::Field { field: "number of dropped layers", value }.into());
     }
     let dropped_layers = read_list(reader, layers, 4, |reader| Ok(Layer(reader.u32()?)))?;
     if layers % 2 == 1 {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::error::RecordError;
-use super::group::{GROUP_BYTES, GroupCheckpoint};
+use super::group::{END_OF_INDEXES, GROUP_BYTES, GroupCheckpoint, read_replica};
 use crate::fields::{FieldError, Put, Reader};
 use crate::types::{CheckpointNumber, GroupId, HardState, Index, PeerId, Term, VolumeId};
 
@@ -25,9 +25,6 @@ pub(super) const CHECKPOINT_BYTES: usize = PREFIX_BYTES + 24;
 /// Greatest number of entries in a record.
 pub const MAX_ENTRIES: u32 = 65_536;
 const ENTRY_BYTES: usize = 16;
-
-/// Indexes are below it, so that those of a record do not overflow (`volume-wire.md`).
-const END_OF_INDEXES: u64 = 1 << 62;
 
 /// Chunks of a region of a volume, one bit each in [`FinishedChunks`].
 const REGION_CHUNKS: usize = 4096;
@@ -159,10 +156,10 @@ impl Record {
             KIND_ENTRIES => Self::Entries(Entries::read(reader)?),
             KIND_INSTALL => Self::Install(Install::read(reader, flags & FLAG_PROGRESS != 0)?),
             KIND_CHECKPOINT => Self::Checkpoint(CheckpointPart::read(reader)?),
-            _ => Self::Tombstone(Tombstone {
-                group: GroupId(reader.u64()?),
-                peer: PeerId(reader.u64()?),
-            }),
+            _ => {
+                let (group, peer) = read_replica(reader)?;
+                Self::Tombstone(Tombstone { group, peer })
+            }
         };
         reader.end()?;
         Ok(record)
@@ -223,7 +220,7 @@ impl Entries {
     }
 
     fn read(reader: &mut Reader<'_>) -> Result<Self, RecordError> {
-        let (group, peer) = (GroupId(reader.u64()?), PeerId(reader.u64()?));
+        let (group, peer) = read_replica(reader)?;
         let state = HardState {
             term: Term(reader.u64()?),
             vote: PeerId(reader.u64()?),
@@ -293,7 +290,7 @@ impl Install {
     }
 
     fn read(reader: &mut Reader<'_>, has_progress: bool) -> Result<Self, RecordError> {
-        let (group, peer) = (GroupId(reader.u64()?), PeerId(reader.u64()?));
+        let (group, peer) = read_replica(reader)?;
         let (barrier, applied) = (Index(reader.u64()?), Index(reader.u64()?));
         let since = Index(reader.u64()?);
         let count = reader.u32()?;
@@ -307,6 +304,9 @@ impl Install {
             let volume = VolumeId(reader.u32()?);
             reader.zeros::<4>()?;
             finished.push(FinishedChunks { volume, chunks: Box::new(reader.array()?) });
+        }
+        if !finished.is_sorted_by(|a, b| a.volume < b.volume) {
+            return Err(FieldError::Field { field: "volumes of group", value: group.0 }.into());
         }
         let progress = has_progress.then_some((since, finished));
         Ok(Self { group, peer, barrier, applied, progress })
@@ -329,12 +329,18 @@ impl CheckpointPart {
 
     fn read(reader: &mut Reader<'_>) -> Result<Self, RecordError> {
         let number = CheckpointNumber(reader.u64()?);
+        if number.0 > u32::MAX.into() {
+            return Err(FieldError::Field { field: "checkpoint number", value: number.0 }.into());
+        }
         let (part, parts) = (reader.u32()?, reader.u32()?);
         if part >= parts {
             return Err(FieldError::Field { field: "part", value: part.into() }.into());
         }
         let count = reader.u32()? as usize;
         reader.zeros::<4>()?;
+        if count == 0 && parts > 1 {
+            return Err(FieldError::Field { field: "number of groups", value: 0 }.into());
+        }
         reader.check_count(count, GROUP_BYTES)?;
         let mut groups: Vec<GroupCheckpoint> = Vec::with_capacity(count);
         for _ in 0..count {

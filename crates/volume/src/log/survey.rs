@@ -15,6 +15,9 @@ use crate::types::{GroupId, Index, PeerId, Term};
 pub struct Survey {
     /// The last complete checkpoint, and where its first part begins.
     pub checkpoint: Option<(LogOffset, Checkpoint)>,
+    /// The log is damaged behind the first part of that checkpoint: every replica of the server may
+    /// have forgotten something, also one that has no record left.
+    pub is_damaged_behind: bool,
     /// The replicas that the log has, and why those are lost that are.
     pub replicas: BTreeMap<(GroupId, PeerId), Result<(), Loss>>,
 }
@@ -87,6 +90,12 @@ impl Surveyor {
         }
     }
 
+    /// The log is damaged between the record before and the next one: what is left of a checkpoint
+    /// that is cut in two does not count.
+    pub fn damage(&mut self) {
+        self.assembler.interrupt();
+    }
+
     fn trace(&mut self, group: GroupId, peer: PeerId) -> &mut Trace {
         self.traces.entry((group, peer)).or_default()
     }
@@ -105,13 +114,13 @@ impl Surveyor {
     /// Judges the replicas, with the damage that the log has reported.
     pub fn finish(self, damage: &[Damage]) -> Survey {
         let start = self.checkpoint.as_ref().map_or(LogOffset(0), |(start, _)| *start);
-        let is_damaged = damage.iter().any(|damage| damage.range.end > start);
-        let judge = |trace: &Trace| match is_damaged {
+        let is_damaged_behind = damage.iter().any(|damage| damage.range.end > start);
+        let judge = |trace: &Trace| match is_damaged_behind {
             true => Err(Loss::DamageBehindCheckpoint),
             false => trace.judge(),
         };
         let replicas = self.traces.iter().map(|(key, trace)| (*key, judge(trace))).collect();
-        Survey { checkpoint: self.checkpoint, replicas }
+        Survey { checkpoint: self.checkpoint, is_damaged_behind, replicas }
     }
 }
 

@@ -38,8 +38,8 @@ fn entries() -> impl Strategy<Value = Record> {
             });
             let entries = entries.collect();
             Record::Entries(Entries {
-                group: GroupId(group),
-                peer: PeerId(peer),
+                group: GroupId(group.max(1)),
+                peer: PeerId(peer.max(1)),
                 state: HardState { term: Term(term), vote: PeerId(vote), commit: Index(commit) },
                 first: Index(first),
                 previous_term: Term(previous),
@@ -54,11 +54,16 @@ fn install() -> impl Strategy<Value = Record> {
         volume: VolumeId(volume),
         chunks: Box::new([byte; 512]),
     });
-    let progress = option::of((any::<u64>().prop_map(Index), vec(finished, 0..3)));
+    let finished = vec(finished, 0..3).prop_map(|mut finished| {
+        finished.sort_by_key(|finished| finished.volume);
+        finished.dedup_by_key(|finished| finished.volume);
+        finished
+    });
+    let progress = option::of((any::<u64>().prop_map(Index), finished));
     (any::<[u64; 4]>(), progress).prop_map(|([group, peer, barrier, applied], progress)| {
         Record::Install(Install {
-            group: GroupId(group),
-            peer: PeerId(peer),
+            group: GroupId(group.max(1)),
+            peer: PeerId(peer.max(1)),
             barrier: Index(barrier),
             applied: Index(applied),
             progress,
@@ -68,11 +73,11 @@ fn install() -> impl Strategy<Value = Record> {
 
 fn volume() -> impl Strategy<Value = VolumeState> {
     let parent = option::of(
-        any::<(u32, u32)>()
+        (1..=u32::MAX, any::<u32>())
             .prop_map(|(volume, layer)| Parent { volume: VolumeId(volume), layer: Layer(layer) }),
     );
     let window =
-        option::of(any::<(u64, u8)>().prop_map(|(floor, byte)| {
+        option::of((1..=u64::MAX, any::<u8>()).prop_map(|(floor, byte)| {
             Window::new(Sequence(floor), Box::new([byte; WINDOW_BYTES]))
         }));
     let layers = prop::collection::btree_set(any::<u32>(), 0..5);
@@ -108,21 +113,31 @@ fn conf() -> impl Strategy<Value = ConfState> {
 fn group() -> impl Strategy<Value = GroupCheckpoint> {
     let pair = any::<(u64, u64)>()
         .prop_map(|(number, base)| Pair { number: CheckpointNumber(number), base: Index(base) });
-    let numbers = any::<([u64; 9], bool)>();
+    // Base, commit and last index; base term, last term and term.
+    let numbers = (any::<[u32; 3]>(), any::<[u64; 3]>(), 1..=u64::MAX, any::<(u64, u64, bool)>());
     (numbers, conf(), vec(pair, 0..17), vec(volume(), 0..4)).prop_map(
-        |((n, completes_install), conf, pairs, mut volumes)| {
+        |((mut indexes, mut terms, peer, others), conf, pairs, mut volumes)| {
+            let (vote, barrier, completes_install) = others;
+            indexes.sort_unstable();
+            terms.sort_unstable();
+            if completes_install {
+                indexes = [indexes[0]; 3];
+                terms[1] = terms[0];
+            }
             for (number, volume) in (7..).zip(&mut volumes) {
                 volume.volume = VolumeId(number);
             }
+            let [base, commit, last] = indexes.map(|index| Index(index.into()));
+            let [base_term, last_term, term] = terms.map(Term);
             GroupCheckpoint {
                 group: GroupId(0),
-                peer: PeerId(n[0]),
-                base: Index(n[1]),
-                base_term: Term(n[2]),
-                last: Index(n[3]),
-                last_term: Term(n[4]),
-                state: HardState { term: Term(n[5]), vote: PeerId(n[6]), commit: Index(n[7]) },
-                barrier: Index(n[8]),
+                peer: PeerId(peer),
+                base,
+                base_term,
+                last,
+                last_term,
+                state: HardState { term, vote: PeerId(vote), commit },
+                barrier: Index(barrier),
                 completes_install,
                 conf,
                 pairs,
@@ -133,11 +148,11 @@ fn group() -> impl Strategy<Value = GroupCheckpoint> {
 }
 
 fn checkpoint() -> impl Strategy<Value = Checkpoint> {
-    (any::<u64>(), vec(group(), 0..12)).prop_map(|(number, mut groups)| {
+    (any::<u32>(), vec(group(), 0..12)).prop_map(|(number, mut groups)| {
         for (id, group) in (3..).step_by(5).zip(&mut groups) {
             group.group = GroupId(id);
         }
-        Checkpoint { number: CheckpointNumber(number), groups }
+        Checkpoint { number: CheckpointNumber(number.into()), groups }
     })
 }
 
