@@ -11,12 +11,14 @@
 //! - `log/`: records of the log as bytes (`record.rs`, `error.rs`); checkpoints and
 //!   their parts (`checkpoint.rs`, `group.rs`); which replicas a log has, and which are lost
 //!   (`survey.rs`)
+//! - `store/`: blocks that are applied and not yet written (`overlay.rs`)
 #![forbid(unsafe_code)]
 
 mod fields;
 pub mod log;
 mod op;
 mod state;
+pub mod store;
 mod types;
 mod window;
 
