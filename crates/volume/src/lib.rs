@@ -11,10 +11,13 @@
 //! - `log/`: records of the log as bytes (`record.rs`, `error.rs`); checkpoints and
 //!   their parts (`checkpoint.rs`, `group.rs`); which replicas a log has, and which are lost
 //!   (`survey.rs`)
+//! - `fuzz.rs`: the check of the fuzz target `volume_log`
 //! - `store/`: blocks that are applied and not yet written (`overlay.rs`)
 #![forbid(unsafe_code)]
 
 mod fields;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod log;
 mod op;
 mod state;
