@@ -1,5 +1,6 @@
 //! Replicated block volumes. In development: so far this crate has the records of a volume server's
-//! log and the judgement of its replicas at an opening, ops, and the replicated state of a group.
+//! log and the judgement of its replicas at an opening, ops, the replicated state of a group, and
+//! the structures of the store.
 //! Formats: `docs/format/volume-log.md`, `volume-store.md` and `volume-wire.md`.
 //!
 //! # Modules
@@ -12,7 +13,9 @@
 //!   their parts (`checkpoint.rs`, `group.rs`); which replicas a log has, and which are lost
 //!   (`survey.rs`)
 //! - `fuzz.rs`: the check of the fuzz target `volume_log`
-//! - `store/`: blocks that are applied and not yet written (`overlay.rs`)
+//! - `store/`: positions in a store (`layout.rs`), its superblock and the copy that counts
+//!   (`superblock.rs`), the description of a slot with the checksums of its blocks (`sector.rs`);
+//!   blocks that are applied and not yet written (`overlay.rs`)
 #![forbid(unsafe_code)]
 
 mod fields;
@@ -32,7 +35,7 @@ pub use op::{
 };
 pub use state::{Applied, GroupState, Refusal, VolumeState};
 pub use types::{
-    AttachEpoch, CheckpointNumber, ChunkIndex, ConfState, GroupId, HardState, Index, Layer, Parent,
-    PeerId, Sequence, ServerId, Term, VolumeId,
+    AttachEpoch, BlockIndex, CheckpointNumber, ChunkIndex, ConfState, GroupId, HardState, Index,
+    Layer, Parent, PeerId, Sequence, ServerId, SlotIndex, SlotNumber, Term, VolumeId,
 };
 pub use window::{WINDOW_NUMBERS, Window, Write};

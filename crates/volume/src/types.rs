@@ -39,6 +39,18 @@ number! {
     ChunkIndex(u32)
 }
 number! {
+    /// A block of 4 KiB in its chunk, below 4,096.
+    BlockIndex(u16)
+}
+number! {
+    /// A part of 64 blocks in its chunk, below 64.
+    SlotNumber(u8)
+}
+number! {
+    /// A slot of a store: 256 KiB of the device.
+    SlotIndex(u32)
+}
+number! {
     /// A snapshot's number within its volume: blocks that were written before the first snapshot
     /// are in layer 0.
     Layer(u32)
