@@ -6,7 +6,7 @@ use alluvium_wal::LogOffset;
 
 use super::layout::LayoutError;
 use crate::fields::FieldError;
-use crate::types::{CheckpointNumber, SlotIndex};
+use crate::types::{CheckpointNumber, Layer, SlotIndex};
 
 /// Why an opening refuses a store. `docs/format/volume-store.md`, section 8.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -23,6 +23,17 @@ pub enum StoreError {
         version: u32,
         /// Its flags.
         flags: u32,
+    },
+    /// A slot is of a layer, which this version does not have.
+    #[error(
+        "slot {slot} has blocks of layer {layer}; a newer version of this program has written the \
+         store"
+    )]
+    UnknownLayer {
+        /// The slot.
+        slot: SlotIndex,
+        /// The layer.
+        layer: Layer,
     },
     /// Both superblock copies are valid, and not of one store.
     #[error("the two superblock copies contradict each other in their {field}")]

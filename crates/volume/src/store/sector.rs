@@ -85,7 +85,7 @@ impl BlockEpoch {
 
     /// How many checkpoints ago the word was set at least, while `complete` is the last complete
     /// one. Never more than the true age: an epoch that has wrapped around looks younger.
-    fn age(self, complete: CheckpointNumber) -> u64 {
+    pub(super) fn age(self, complete: CheckpointNumber) -> u64 {
         let [a, b, c] = self.0;
         let epoch = u64::from(u32::from_le_bytes([a, b, c, 0]));
         (complete.0 + 1).wrapping_sub(epoch) % EPOCHS
@@ -94,13 +94,12 @@ impl BlockEpoch {
     /// Whether the block may have changed above the base of checkpoint `since`. `complete` is the
     /// last complete checkpoint.
     ///
-    /// It never returns false for a block that has. A number `since` above `complete` + 1, which
+    /// It never returns false for a block that has. Ages are below 2^24, so every block is needed
+    /// if `since` is that many checkpoints ago. A number `since` above `complete` + 1, which
     /// no checkpoint has, makes every block needed.
     pub fn is_needed(self, since: CheckpointNumber, complete: CheckpointNumber) -> bool {
-        match (complete.0 + 1).checked_sub(since.0) {
-            Some(distance) if distance < EPOCHS => self.age(complete) <= distance,
-            _ => true,
-        }
+        let distance = (complete.0 + 1).checked_sub(since.0);
+        distance.is_none_or(|distance| self.age(complete) <= distance)
     }
 }
 
@@ -283,21 +282,25 @@ impl SectorState {
         Sector::read(bytes, checkpoint).map_or(Self::Damaged, Self::Valid)
     }
 
-    /// Refuses a sector of another version, and one of a checkpoint after the one that a crash may
-    /// have interrupted. `log` is the last complete checkpoint in the log, 0 if there is none.
+    /// Refuses a sector of another version, one of a checkpoint after the one that a crash may have
+    /// interrupted, and one of a layer, which this version does not have. `log` is the last
+    /// complete checkpoint in the log, 0 if there is none.
     pub fn check(&self, slot: SlotIndex, log: CheckpointNumber) -> Result<(), StoreError> {
-        let sector = match self {
+        let (sector, layer) = match self {
             Self::Free | Self::Damaged => return Ok(()),
             Self::Future { version, flags } => {
                 let (version, flags) = ((*version).into(), (*flags).into());
                 return Err(StoreError::FutureVersion { found: "sector", version, flags });
             }
-            Self::Valid(sector) => sector.checkpoint,
-            Self::Lost(checkpoint) => *checkpoint,
+            Self::Valid(sector) => (sector.checkpoint, sector.address.layer),
+            Self::Lost(checkpoint) => (*checkpoint, Layer(0)),
         };
-        match sector.0.saturating_sub(log.0) > 1 {
-            true => Err(StoreError::LogBehindStore(Ahead::Sector { slot, sector, log })),
-            false => Ok(()),
+        if sector.0.saturating_sub(log.0) > 1 {
+            return Err(StoreError::LogBehindStore(Ahead::Sector { slot, sector, log }));
+        }
+        match layer {
+            Layer(0) => Ok(()),
+            layer => Err(StoreError::UnknownLayer { slot, layer }),
         }
     }
 }

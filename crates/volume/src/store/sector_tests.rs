@@ -187,6 +187,9 @@ proptest! {
         let (set, since) = (next.saturating_sub(back), next.saturating_sub(target));
         // A set of 0 is a word that was never set.
         let epoch = if set == 0 { BlockEpoch::default() } else { epoch(set) };
+        let age = epoch.age(CheckpointNumber(complete));
+        prop_assert!(age <= next - set, "set in {set}, age {age}, next {next}");
+        prop_assert!(age == next - set || next - set >= 1 << 24);
         let is_needed = epoch.is_needed(CheckpointNumber(since), CheckpointNumber(complete));
         if set >= since {
             prop_assert!(is_needed, "set in {set}, changed since {since}, next {next}");
@@ -366,6 +369,10 @@ fn a_sector_of_a_newer_version_or_checkpoint_refuses_the_opening() {
         Err(StoreError::LogBehindStore(Ahead::Sector { slot: SLOT, sector, log }))
     };
     assert_eq!(check(&lost(6)), ahead(6));
+    let mut sector = example();
+    sector.address.layer = Layer(1);
+    let layer = StoreError::UnknownLayer { slot: SLOT, layer: Layer(1) };
+    assert_eq!(check(&encode(&sector, SLOT)), Err(layer));
     let sector = Sector { checkpoint: CheckpointNumber(u32::MAX.into()), ..example() };
     assert_eq!(check(&encode(&sector, SLOT)), ahead(u32::MAX.into()));
 }
