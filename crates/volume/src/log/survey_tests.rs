@@ -52,14 +52,22 @@ struct Writer {
     history: History,
     end: LogOffset,
     states: BTreeMap<Key, State>,
+    /// The term of each committed entry.
+    committed: BTreeMap<(Key, Index), Term>,
     next_peer: u64,
     number: u64,
 }
 
 impl Writer {
     fn new() -> Self {
-        let (history, states) = (Vec::new(), BTreeMap::new());
-        Self { history, end: LogOffset(0), states, next_peer: 1, number: 0 }
+        Self {
+            history: Vec::new(),
+            end: LogOffset(0),
+            states: BTreeMap::new(),
+            committed: BTreeMap::new(),
+            next_peer: 1,
+            number: 0,
+        }
     }
 
     fn write(&mut self, record: Record) {
@@ -106,6 +114,29 @@ impl Writer {
             entries: vec![entry; count as usize],
         };
         state.append(&record);
+        for (index, term) in state.entries.range(..=commit) {
+            let before = self.committed.insert((key, *index), *term);
+            assert!(before.is_none_or(|before| before == *term), "committed entries stay");
+        }
+        self.write(Record::Entries(record));
+    }
+
+    /// Appends all entries above the base again.
+    fn carry_forward(&mut self, key: Key) {
+        let state = &self.states[&key];
+        let entry = |term: &Term| Entry {
+            term: *term,
+            kind: EntryKind::Normal,
+            data: Bytes::from_static(b"op"),
+        };
+        let record = Entries {
+            group: key.0,
+            peer: key.1,
+            state: state.hard,
+            first: Index(state.base.0.0 + 1),
+            previous_term: state.base.1,
+            entries: state.entries.values().map(entry).collect(),
+        };
         self.write(Record::Entries(record));
     }
 
@@ -180,6 +211,7 @@ enum Step {
     Append { group: u64, overwritten: u64, count: u64, newer: u64, commits: u64 },
     Install { group: u64, completes: bool },
     Checkpoint { missing: usize },
+    CarryForward { group: u64 },
     Remove { group: u64 },
 }
 
@@ -197,6 +229,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(group, completes)| Step::Install { group, completes }),
         2 => (0..3_usize)
             .prop_map(|missing| Step::Checkpoint { missing: missing.saturating_sub(1) }),
+        1 => (1..4_u64).prop_map(|group| Step::CarryForward { group }),
         1 => (1..4_u64).prop_map(|group| Step::Remove { group }),
     ]
 }
@@ -227,6 +260,10 @@ fn run(steps: &[Step]) -> Writer {
                 }
             }
             Step::Checkpoint { missing } => writer.checkpoint(missing, None),
+            Step::CarryForward { group } => {
+                let key = writer.replica(group);
+                writer.carry_forward(key);
+            }
             Step::Remove { group } => {
                 let key = writer.replica(group);
                 writer.states.remove(&key);
@@ -280,6 +317,47 @@ fn replay(history: &[(LogOffset, Record)], survey: &Survey) -> BTreeMap<Key, Sta
     states
 }
 
+/// The entries that a replica applies while the records are handed out, as the document says, with
+/// their terms.
+fn walk(history: &[(LogOffset, Record)], survey: &Survey, key: Key) -> Vec<(Index, Term)> {
+    let last = survey.checkpoint.as_ref();
+    let group = last.and_then(|(start, checkpoint)| {
+        let is_this = |group: &&GroupCheckpoint| (group.group, group.peer) == key;
+        Some((*start, checkpoint.groups.iter().find(is_this)?))
+    });
+    let base = group.map_or((Index(0), Term(0)), |(_, group)| (group.base, group.base_term));
+    // Records of a log that an install has made void are not kept.
+    let from = group.filter(|(_, group)| group.completes_install).map(|(start, _)| start);
+    let mut group = group;
+    let mut state = State { base, ..State::default() };
+    let mut applied = base.0;
+    let mut terms = Vec::new();
+    for (offset, record) in history.iter().filter(|(offset, _)| from <= Some(*offset)) {
+        if let Some((_, stated)) = group.take_if(|(start, _)| *start <= *offset) {
+            state.checkpointed(stated);
+        }
+        if let Record::Entries(entries) = record
+            && (entries.group, entries.peer) == key
+        {
+            let previous = Index(entries.first.0 - 1);
+            let joins =
+                previous <= base.0 || state.entries.get(&previous) == Some(&entries.previous_term);
+            if !joins {
+                state.entries.clear();
+            }
+            state.append(entries);
+            state.entries = state.entries.split_off(&Index(base.0.0 + 1));
+        }
+        while applied < state.hard.commit
+            && let Some(term) = state.entries.get(&Index(applied.0 + 1))
+        {
+            applied.0 += 1;
+            terms.push((applied, *term));
+        }
+    }
+    terms
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
@@ -317,6 +395,13 @@ proptest! {
             if judged.replicas[key] == Ok(()) {
                 let had = writer.states.get(key);
                 prop_assert_eq!(Some(state), had, "{:?} without {:?}", key, record);
+                let walked = walk(&writer.history, &judged, *key);
+                for (index, term) in &walked {
+                    let committed = writer.committed.get(&(*key, *index));
+                    prop_assert_eq!(Some(term), committed, "{:?} {:?}", key, index);
+                }
+                let last = walked.last().map_or(state.base.0, |(index, _)| *index);
+                prop_assert_eq!(last, state.hard.commit, "{:?} applies up to its commit", key);
             }
         }
         // Nor is a replica called lost for a record that no replica needs.
