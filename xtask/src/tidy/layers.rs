@@ -6,6 +6,7 @@ use super::source::{Kind, Tree};
 /// A crate's directory, its name in paths, and the crates of the project that it may import.
 const LAYERS: &[(&str, &str, &[&str])] = &[
     ("crates/chart", "alluvium_chart", &[]),
+    ("crates/coordination", "alluvium_coordination", &[]),
     ("crates/device", "alluvium_device", &[]),
     ("crates/wal", "alluvium_wal", &["alluvium_device"]),
     ("crates/journal", "alluvium_journal", &["alluvium_device"]),
