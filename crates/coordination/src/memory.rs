@@ -47,14 +47,7 @@ impl MemoryCoordination {
     fn write<T>(&self, plan: impl FnOnce(&State) -> Result<(Option<Step>, T)>) -> Result<T> {
         let _writer = self.writer.lock();
         let now = self.clock.now();
-        while let Some(step) = self.shared.with(|state| state.plan_expiry(now))? {
-            self.shared.apply(step, now)?;
-        }
-        let (step, answer) = self.shared.with(|state| plan(state))??;
-        if let Some(step) = step {
-            self.shared.apply(step, now)?;
-        }
-        Ok(answer)
+        self.shared.change(now, plan, |step| self.shared.apply(step, now))
     }
 }
 

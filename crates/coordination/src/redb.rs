@@ -124,15 +124,8 @@ struct Writer {
 
 impl Writer {
     fn run<T>(&mut self, plan: impl FnOnce(&State) -> Result<(Option<Step>, T)>) -> Result<T> {
-        let now = self.clock.now();
-        while let Some(step) = self.shared.with(|state| state.plan_expiry(now))? {
-            self.take(step)?;
-        }
-        let (step, answer) = self.shared.with(|state| plan(state))??;
-        if let Some(step) = step {
-            self.take(step)?;
-        }
-        Ok(answer)
+        let shared = self.shared.clone();
+        shared.change(self.clock.now(), plan, |step| self.take(step))
     }
 
     /// Stores a step, then makes it visible. The lock of the state is not held while the file is

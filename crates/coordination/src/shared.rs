@@ -32,6 +32,24 @@ impl Shared {
         Ok(f(&mut state))
     }
 
+    /// Ends the leases whose time is over at `now`, then plans a change. `take` stores and applies
+    /// each step; the caller keeps others from planning meanwhile.
+    pub(crate) fn change<T>(
+        &self,
+        now: Duration,
+        plan: impl FnOnce(&State) -> Result<(Option<Step>, T)>,
+        mut take: impl FnMut(Step) -> Result<()>,
+    ) -> Result<T> {
+        while let Some(step) = self.with(|state| state.plan_expiry(now))? {
+            take(step)?;
+        }
+        let (step, answer) = self.with(|state| plan(state))??;
+        if let Some(step) = step {
+            take(step)?;
+        }
+        Ok(answer)
+    }
+
     /// Applies a planned step and wakes the watches.
     pub(crate) fn apply(&self, step: Step, now: Duration) -> Result<()> {
         let revision = self.with(|state| {
