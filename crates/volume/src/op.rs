@@ -196,7 +196,10 @@ impl Op {
             };
         }
         let most = if kind == WRITE { MAX_WRITE_BLOCKS } else { CHUNK_BLOCKS };
-        if blocks == 0 || blocks > most || u32::from(first) + u32::from(blocks) > 4096 {
+        if blocks == 0
+            || blocks > most
+            || u32::from(first) + u32::from(blocks) > CHUNK_BLOCKS.into()
+        {
             return Err(FieldError::Field { field: "blocks of an op", value: blocks.into() });
         }
         if chunk >= MAX_CHUNKS {

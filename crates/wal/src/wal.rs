@@ -226,9 +226,9 @@ impl Wal {
     /// Appends `records` in order under one lock, until one is refused, and adds the position of
     /// each appended record to `placed`. [`Wal::wait_durable`] of the last end waits for all.
     ///
-    /// The next block is chosen after the last record, so that an idle log writes the whole batch
-    /// with one flush. Single appends write the first record at once, and the others only when that
-    /// write has completed.
+    /// The next block is chosen after the last record, so that an idle log writes a batch that fits
+    /// a block with one flush. Single appends write the first record at once, and the others only
+    /// when that write has completed.
     ///
     /// # Errors
     /// Those of [`Wal::append`], for record number `placed.len()` (if `placed` was empty). The

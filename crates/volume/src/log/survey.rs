@@ -136,9 +136,9 @@ struct Trace {
     /// Indices at which an entry was to follow one that is not known, with the term of that one.
     gaps: Vec<(Index, Term)>,
     commit: Index,
-    /// The end that the last checkpoint states, if it was another one, or a record behind that
-    /// checkpoint which begins below its base.
-    end: Option<Loss>,
+    /// What is lost for certain: the last checkpoint states another end, or a record behind it
+    /// begins below its base.
+    loss: Option<Loss>,
 }
 
 impl Trace {
@@ -162,7 +162,7 @@ impl Trace {
         if previous < self.base {
             // What is at or below a base is committed, and nothing replaces it: the record is of a
             // log that an install has made void.
-            self.end = self.end.or(Some(Loss::Join(previous)));
+            self.loss = self.loss.or(Some(Loss::Join(previous)));
         }
         // What was missing there is replaced.
         self.gaps.retain(|(index, _)| *index < previous);
@@ -197,20 +197,20 @@ impl Trace {
     fn checkpointed(mut self, stated: &GroupCheckpoint) -> Self {
         (self.base, self.base_term) = (stated.base, stated.base_term);
         self.commit = stated.state.commit;
-        self.end = None;
+        self.loss = None;
         // What is missing below the base does not matter any more.
         self.gaps.retain(|(index, _)| *index >= stated.base);
         if stated.completes_install || stated.last == stated.base {
             self.gaps.clear();
             self.forget_up_to(stated.base);
         } else if self.last() != stated.last || self.term(stated.last) != Some(stated.last_term) {
-            self.end = Some(Loss::End { found: self.last(), stated: stated.last });
+            self.loss = Some(Loss::End { found: self.last(), stated: stated.last });
         }
         self
     }
 
     fn judge(&self) -> Result<(), Loss> {
-        if let Some(loss) = self.end {
+        if let Some(loss) = self.loss {
             return Err(loss);
         }
         let base = (self.base, self.base_term);

@@ -7,7 +7,7 @@
 //! - A checkpoint waits for what was here at its swap, or for what has replaced it since.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
+use std::ops::{Bound, Range};
 
 use bytes::Bytes;
 
@@ -141,7 +141,9 @@ impl Overlay {
                     let part = usize::from(rest.start - first)..usize::from(rest.end - first);
                     let content = piece.content.slice(part);
                     let blocks = rest.end - rest.start;
-                    self.put(key, rest.start, Piece { blocks, content, ..piece.clone() });
+                    let Piece { index, flight, is_awaited, .. } = piece;
+                    let rest_of_piece = Piece { blocks, content, index, flight, is_awaited };
+                    self.put(key, rest.start, rest_of_piece);
                 }
             }
         }
@@ -188,7 +190,7 @@ impl Overlay {
     }
 
     /// Takes neighbouring blocks of a chunk that may be written now, at most `max_blocks`: what a
-    /// checkpoint waits for first, otherwise in the order of chunks from `after` on.
+    /// checkpoint waits for first, otherwise in the order of chunks behind `after`.
     pub fn next_write(
         &mut self,
         after: Option<ChunkKey>,
@@ -200,12 +202,8 @@ impl Overlay {
                 && piece.index <= durable_commit(key.group)
                 && !self.is_in_flight(*key, first..first + piece.blocks)
         };
-        let in_order = || {
-            let from =
-                after.and_then(|after| self.chunks.range(after..).nth(1)).map(|(key, _)| key);
-            let behind = from.into_iter().flat_map(|from| self.chunks.range(*from..));
-            behind.chain(&self.chunks)
-        };
+        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let in_order = || self.chunks.range((behind, Bound::Unbounded)).chain(&self.chunks);
         let find = |only_awaited: bool| {
             in_order().find_map(|(key, pieces)| {
                 let mut pieces = pieces.iter();
