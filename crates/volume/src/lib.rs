@@ -7,6 +7,7 @@
 //!
 //! - `types.rs`, `fields.rs`: identities, positions, raft's state; little-endian fields
 //! - `op.rs`: the commands of the replicated state machine
+//! - `request.rs`: requests of clients, and their answers
 //! - `state.rs`, `window.rs`: the replicated state of a group: attachments, and the ops that were
 //!   applied
 //! - `log/`: records of the log as bytes (`record.rs`, `error.rs`); checkpoints and
@@ -23,6 +24,7 @@ mod fields;
 pub mod fuzz;
 pub mod log;
 mod op;
+mod request;
 mod state;
 pub mod store;
 mod types;
@@ -32,6 +34,11 @@ pub use fields::FieldError;
 pub use op::{
     Attach, BLOCK_BYTES, BlockOp, BlockRange, CHUNK_BLOCKS, Change, ChangeKind, Configuration,
     MAX_CHANGES, MAX_CHUNKS, MAX_FLOOR_DISTANCE, MAX_WRITE_BLOCKS, Op, OpError, Transition,
+};
+pub use request::{
+    Answer, BlockState, ErrorCode, MAX_ERROR_TEXT_BYTES, MAX_READ_BLOCKS, MAX_STATUS_ROWS,
+    OpAnswer, ReadAnswer, ReadRequest, ReplicaState, ReplicaStatus, Request, RequestError, Role,
+    StatusAnswer,
 };
 pub use state::{Applied, GroupState, Refusal, VolumeState};
 pub use types::{

@@ -167,18 +167,51 @@ impl Op {
     /// The bytes are not exactly an op, or break a bound. The checksums of blocks are not verified
     /// ([`Op::verify`]).
     pub fn decode(op: &Bytes) -> Result<Self, OpError> {
-        let reader = &mut Reader::new(op);
+        let (head, blocks) = Self::split(op);
+        Self::decode_parts(&head, &blocks)
+    }
+
+    /// Parses an op whose blocks are in a buffer of their own, as in a frame or in an entry in
+    /// memory.
+    ///
+    /// # Errors
+    /// As for [`Op::decode`].
+    pub fn decode_parts(head: &Bytes, blocks: &Bytes) -> Result<Self, OpError> {
+        let reader = &mut Reader::new(head);
         let kind = reader.u8()?;
         let op = match kind {
             CONFIGURATION => Self::Configuration(Configuration::read(reader)?),
-            WRITE | ZERO | DISCARD | ATTACH | NOOP => Self::read(kind, reader)?,
+            WRITE | ZERO | DISCARD | ATTACH | NOOP => Self::read(kind, reader, blocks)?,
             other => return Err(OpError::Kind(other)),
         };
         reader.end()?;
-        Ok(op)
+        match op.blocks().len() == blocks.len() {
+            true => Ok(op),
+            false => Err(FieldError::Length { len: head.len() + blocks.len() }.into()),
+        }
     }
 
-    fn read(kind: u8, reader: &mut Reader<'_>) -> Result<Self, FieldError> {
+    /// Splits an encoded op into its head and the blocks of a write. What is not an op is split
+    /// somewhere, and is refused by [`Op::decode_parts`].
+    pub fn split(op: &Bytes) -> (Bytes, Bytes) {
+        let blocks =
+            op.get(2..4).and_then(<[u8]>::first_chunk).map_or(0, |n| u16::from_le_bytes(*n));
+        let head = match op.first() {
+            Some(&WRITE) => op.len().min(HEAD_BYTES + 4 * usize::from(blocks)),
+            _ => op.len(),
+        };
+        (op.slice(..head), op.slice(head..))
+    }
+
+    /// The blocks of a write; empty for every other op.
+    pub fn blocks(&self) -> Bytes {
+        match self {
+            Self::Blocks(BlockOp { change: Change::Write { data, .. }, .. }) => data.clone(),
+            _ => Bytes::new(),
+        }
+    }
+
+    fn read(kind: u8, reader: &mut Reader<'_>, data: &Bytes) -> Result<Self, FieldError> {
         let head = Head::read(reader)?;
         let Head { blocks, volume, chunk, first, epoch, layer, number, floor_distance } = head;
         if !matches!(kind, WRITE | ZERO | DISCARD) {
@@ -214,7 +247,10 @@ impl Op {
         let change = match kind {
             WRITE => {
                 let crcs = (0..blocks).map(|_| reader.u32()).collect::<Result<_, _>>()?;
-                Change::Write { crcs, data: reader.bytes(usize::from(blocks) * BLOCK_BYTES)? }
+                if data.len() != usize::from(blocks) * BLOCK_BYTES {
+                    return Err(FieldError::Length { len: data.len() });
+                }
+                Change::Write { crcs, data: data.clone() }
             }
             ZERO => Change::Zero,
             _ => Change::Discard,
@@ -409,6 +445,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    proptest! {
+        /// Arbitrary bytes, in one buffer or in two, are refused or have one meaning.
+        #[test]
+        fn parts_mean_what_one_buffer_means(head in vec(any::<u8>(), 1..80), blocks in vec(any::<u8>(), 0..40)) {
+            let (head, blocks) = (Bytes::from(head), Bytes::from(blocks));
+            let whole = Bytes::from([&head[..], &blocks[..]].concat());
+            let (first, rest) = Op::split(&whole);
+            prop_assert_eq!([&first[..], &rest[..]].concat(), &whole[..]);
+            prop_assert_eq!(Op::decode(&whole), Op::decode_parts(&first, &rest));
+        }
+    }
 
     /// The bytes of an op, as an entry of the log has them.
     fn encode(op: &Op) -> Bytes {
