@@ -8,6 +8,7 @@
 //! - `types.rs`, `fields.rs`: identities, positions, raft's state; little-endian fields
 //! - `op.rs`: the commands of the replicated state machine
 //! - `request.rs`: requests of clients, and their answers
+//! - `rules.rs`: rules that the simulation breaks
 //! - `state.rs`, `window.rs`: the replicated state of a group: attachments, and the ops that were
 //!   applied
 //! - `log/`: records of the log as bytes (`record.rs`, `error.rs`); checkpoints and
@@ -25,6 +26,7 @@ pub mod fuzz;
 pub mod log;
 mod op;
 mod request;
+mod rules;
 mod state;
 pub mod store;
 mod types;
@@ -40,6 +42,7 @@ pub use request::{
     OpAnswer, ReadAnswer, ReadRequest, ReplicaState, ReplicaStatus, Request, RequestError, Role,
     StatusAnswer,
 };
+pub use rules::{Broken, Rule};
 pub use state::{Applied, GroupState, Refusal, VolumeState};
 pub use types::{
     AttachEpoch, BlockIndex, CheckpointNumber, ChunkIndex, ConfState, GroupId, HardState, Index,
