@@ -449,7 +449,10 @@ mod tests {
     proptest! {
         /// Arbitrary bytes, in one buffer or in two, are refused or have one meaning.
         #[test]
-        fn parts_mean_what_one_buffer_means(head in vec(any::<u8>(), 1..80), blocks in vec(any::<u8>(), 0..40)) {
+        fn parts_mean_what_one_buffer_means(
+            head in vec(any::<u8>(), 1..80),
+            blocks in vec(any::<u8>(), 0..40),
+        ) {
             let (head, blocks) = (Bytes::from(head), Bytes::from(blocks));
             let whole = Bytes::from([&head[..], &blocks[..]].concat());
             let (first, rest) = Op::split(&whole);
