@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use alluvium_device::DeviceError;
 use alluvium_wal::LogOffset;
 
 use super::layout::LayoutError;
@@ -90,9 +91,22 @@ pub enum StoreError {
         /// Number of the last complete checkpoint in the log.
         log: CheckpointNumber,
     },
+    /// The device cannot hold a store.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A request to the device has failed. After a failed write or flush nothing is known of what
+    /// the device has: the process ends.
+    #[error("{0}")]
+    Device(String),
     /// The store has something that the log does not know yet.
     #[error("{0}; the log is an old copy, or has lost its end")]
     LogBehindStore(Ahead),
+}
+
+impl From<DeviceError> for StoreError {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error.to_string())
+    }
 }
 
 /// What of the store is ahead of the log.

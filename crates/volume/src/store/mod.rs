@@ -1,22 +1,35 @@
-//! The store: the blocks of all replicas of a server, as bytes and in memory.
-//! `docs/format/volume-store.md`. No function here reads or writes a device.
+//! The store: the blocks of all replicas of a server. `docs/format/volume-store.md`.
 
+mod block_store;
+mod checkpoint;
 mod error;
+mod free;
+mod io;
 mod layout;
+mod open;
 mod overlay;
+#[cfg(test)]
+mod overlay_tests;
+mod pull;
+mod read;
 mod sector;
 #[cfg(test)]
 mod sector_tests;
+mod slots;
 mod superblock;
 #[cfg(test)]
 mod superblock_tests;
 
+pub use block_store::{Expected, KnownReplica, NoSlots, Store, StoreOptions};
 pub use error::{Ahead, CopyDamage, StoreError};
+pub use io::Wake;
 pub use layout::{
     Layout, LayoutError, MAX_CAPACITY_BYTES, META_START, MIN_CAPACITY_BYTES, PAGE_SECTORS,
     SECTOR_BYTES, SLOT_BLOCKS, SLOT_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
 };
 pub use overlay::{ChunkKey, Content, FlightId, Overlay, WriteBack};
+pub use pull::ChunkBits;
+pub use read::{BlocksRead, DamagedBlock, ReadId};
 pub use sector::{Address, BlockEpoch, Sector, SectorState, Word, encode_lost, mix};
 pub use superblock::{Chosen, CopyState, Current, Owner, Superblock, choose};
 

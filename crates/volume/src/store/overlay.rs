@@ -5,8 +5,12 @@
 //! - Two writes of one block are never in flight together. A newer version waits, so that a block
 //!   that is written again and again is written once per landing.
 //! - A checkpoint waits for what was here at its swap, or for what has replaced it since.
+//!
+//! Pieces that may be written now are indexed, so that taking one costs the same however many
+//! there are: a piece is *eligible* when W1 allows its write, and *ready* when in addition no write
+//! of its blocks is in flight.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::{Bound, Range};
 
 use bytes::Bytes;
@@ -40,7 +44,7 @@ pub enum Content {
 
 impl Content {
     /// A part of it, by numbers of blocks.
-    fn slice(&self, blocks: Range<usize>) -> Self {
+    pub(super) fn slice(&self, blocks: Range<usize>) -> Self {
         match self {
             Self::Data(data, crcs) => Self::Data(
                 data.slice(blocks.start * BLOCK_BYTES..blocks.end * BLOCK_BYTES),
@@ -57,6 +61,11 @@ impl Content {
             Self::Zeros | Self::Absent => 0,
         }
     }
+
+    /// Whether a slot must be allocated for the blocks.
+    pub(super) fn needs_slot(&self) -> bool {
+        !matches!(self, Self::Absent)
+    }
 }
 
 /// Memory of a piece beside its data, for the budget.
@@ -68,10 +77,50 @@ struct Piece {
     blocks: u16,
     content: Content,
     index: Index,
+    /// W1 allows the write.
+    is_eligible: bool,
     /// The write-back that has taken it.
     flight: Option<FlightId>,
     /// The checkpoint in progress waits for it.
     is_awaited: bool,
+}
+
+/// The pieces and write-backs of a chunk, at least one of either.
+#[derive(Debug, Default)]
+struct Chunk {
+    pieces: BTreeMap<u16, Piece>,
+    flights: Vec<(FlightId, Range<u16>)>,
+    /// The first blocks of the pieces that are ready.
+    ready: BTreeSet<u16>,
+    /// Those of them that the checkpoint in progress waits for.
+    ready_awaited: BTreeSet<u16>,
+}
+
+impl Chunk {
+    fn is_ready(&self, first: u16, piece: &Piece) -> bool {
+        let end = first + piece.blocks;
+        piece.is_eligible
+            && piece.flight.is_none()
+            && !self.flights.iter().any(|(_, taken)| taken.start < end && first < taken.end)
+    }
+
+    /// The first blocks of the pieces with blocks in a range.
+    fn overlapping(&self, blocks: &Range<u16>) -> Vec<u16> {
+        let before = self.pieces.range(..blocks.start).next_back();
+        let first = match before {
+            Some((first, piece)) if first + piece.blocks > blocks.start => *first,
+            _ => blocks.start,
+        };
+        self.pieces.range(first..blocks.end).map(|(first, _)| *first).collect()
+    }
+}
+
+/// Blocks of an entry that is not yet known to be durably committed.
+#[derive(Debug)]
+struct Waiting {
+    index: Index,
+    key: ChunkKey,
+    blocks: Range<u16>,
 }
 
 /// The number of a write-back.
@@ -92,7 +141,13 @@ pub struct WriteBack {
 /// Blocks that are applied and not yet in the store, of all groups of a server.
 #[derive(Debug, Default)]
 pub struct Overlay {
-    chunks: BTreeMap<ChunkKey, BTreeMap<u16, Piece>>,
+    chunks: BTreeMap<ChunkKey, Chunk>,
+    /// The chunks with ready pieces.
+    ready: BTreeSet<ChunkKey>,
+    /// The chunks with ready pieces that the checkpoint in progress waits for.
+    ready_awaited: BTreeSet<ChunkKey>,
+    /// What waits for the durable commit of its group, by index in ascending order.
+    waiting: BTreeMap<GroupId, VecDeque<Waiting>>,
     /// The write-backs in flight.
     flights: BTreeMap<FlightId, (ChunkKey, Range<u16>)>,
     /// Write-backs that were in flight at the swap of the checkpoint in progress.
@@ -111,28 +166,38 @@ impl Overlay {
 
     /// Whether there is nothing to be written and nothing in flight.
     pub fn is_empty(&self) -> bool {
-        self.chunks.is_empty() && self.flights.is_empty()
+        self.chunks.is_empty()
     }
 
-    /// Replaces `blocks` of a chunk by what entry `index` has made of them.
+    /// Whether a group has something to be written or in flight.
+    pub fn has_group(&self, group: GroupId) -> bool {
+        self.chunks.range(first_key(group)..).next().is_some_and(|(key, _)| key.group == group)
+    }
+
+    /// Replaces `blocks` of a chunk by what entry `index` has made of them. Index 0 is that of
+    /// blocks that are not from an entry, and may be written at once.
     pub fn insert(&mut self, key: ChunkKey, blocks: Range<u16>, content: Content, index: Index) {
         let is_awaited = self.cut(key, &blocks);
         let count = blocks.end - blocks.start;
-        let piece = Piece { blocks: count, content, index, flight: None, is_awaited };
+        let is_eligible = index == Index(0);
+        if !is_eligible {
+            let waiting = self.waiting.entry(key.group).or_default();
+            let at = match waiting.back() {
+                Some(last) if last.index > index => waiting.partition_point(|w| w.index <= index),
+                _ => waiting.len(),
+            };
+            waiting.insert(at, Waiting { index, key, blocks: blocks.clone() });
+            self.bytes += size_of::<Waiting>();
+        }
+        let piece = Piece { blocks: count, content, index, is_eligible, flight: None, is_awaited };
         self.put(key, blocks.start, piece);
     }
 
     /// Removes `blocks` from the pieces of a chunk. Returns whether the checkpoint waits for one.
     fn cut(&mut self, key: ChunkKey, blocks: &Range<u16>) -> bool {
-        let Some(pieces) = self.chunks.get(&key) else { return false };
-        let before = pieces.range(..blocks.start).next_back();
-        let first = match before {
-            Some((first, piece)) if first + piece.blocks > blocks.start => *first,
-            _ => blocks.start,
-        };
-        let touched: Vec<u16> = pieces.range(first..blocks.end).map(|(first, _)| *first).collect();
+        let Some(chunk) = self.chunks.get(&key) else { return false };
         let mut is_awaited = false;
-        for first in touched {
+        for first in chunk.overlapping(blocks) {
             let piece = self.take(key, first);
             is_awaited |= piece.is_awaited;
             let end = first + piece.blocks;
@@ -141,9 +206,7 @@ impl Overlay {
                     let part = usize::from(rest.start - first)..usize::from(rest.end - first);
                     let content = piece.content.slice(part);
                     let blocks = rest.end - rest.start;
-                    let Piece { index, flight, is_awaited, .. } = piece;
-                    let rest_of_piece = Piece { blocks, content, index, flight, is_awaited };
-                    self.put(key, rest.start, rest_of_piece);
+                    self.put(key, rest.start, Piece { blocks, content, ..piece });
                 }
             }
         }
@@ -153,19 +216,41 @@ impl Overlay {
     fn put(&mut self, key: ChunkKey, first: u16, piece: Piece) {
         self.bytes += PIECE_BYTES + piece.content.bytes();
         self.awaited += usize::from(piece.is_awaited);
-        let replaced = self.chunks.entry(key).or_default().insert(first, piece);
+        let chunk = self.chunks.entry(key).or_default();
+        let replaced = chunk.pieces.insert(first, piece);
         assert!(replaced.is_none(), "pieces of a chunk do not overlap");
+        self.refresh(key, first);
     }
 
     fn take(&mut self, key: ChunkKey, first: u16) -> Piece {
-        let pieces = self.chunks.get_mut(&key).expect("the chunk has pieces");
-        let piece = pieces.remove(&first).expect("the piece is there");
-        if pieces.is_empty() {
-            self.chunks.remove(&key);
-        }
+        let chunk = self.chunks.get_mut(&key).expect("the chunk has pieces");
+        let piece = chunk.pieces.remove(&first).expect("the piece is there");
+        self.refresh(key, first);
         self.bytes -= PIECE_BYTES + piece.content.bytes();
         self.awaited -= usize::from(piece.is_awaited);
         piece
+    }
+
+    /// Notes whether the piece that begins with a block is ready; it may have been removed.
+    fn refresh(&mut self, key: ChunkKey, first: u16) {
+        let chunk = self.chunks.get_mut(&key).expect("the caller has found the chunk");
+        let piece = chunk.pieces.get(&first);
+        let is_ready = piece.is_some_and(|piece| chunk.is_ready(first, piece));
+        let is_awaited = is_ready && piece.is_some_and(|piece| piece.is_awaited);
+        set(&mut chunk.ready, &mut self.ready, key, first, is_ready);
+        set(&mut chunk.ready_awaited, &mut self.ready_awaited, key, first, is_awaited);
+        if chunk.pieces.is_empty() && chunk.flights.is_empty() {
+            self.chunks.remove(&key);
+        }
+    }
+
+    /// Whether a piece with blocks in a range needs a slot.
+    pub(super) fn needs_slot(&self, key: ChunkKey, blocks: Range<u16>) -> bool {
+        let Some(chunk) = self.chunks.get(&key) else { return false };
+        let before = chunk.pieces.range(..blocks.start).next_back();
+        let before = before.filter(|(first, piece)| *first + piece.blocks > blocks.start);
+        let mut pieces = before.into_iter().chain(chunk.pieces.range(blocks));
+        pieces.any(|(_, piece)| piece.content.needs_slot())
     }
 
     /// What the overlay has of `blocks`, in ascending order. The rest is in the store.
@@ -174,7 +259,7 @@ impl Overlay {
         key: ChunkKey,
         blocks: Range<u16>,
     ) -> impl Iterator<Item = (Range<u16>, Content)> {
-        let pieces = self.chunks.get(&key);
+        let pieces = self.chunks.get(&key).map(|chunk| &chunk.pieces);
         let before = pieces.and_then(|pieces| pieces.range(..blocks.start).next_back());
         let others = pieces.into_iter().flat_map({
             let blocks = blocks.clone();
@@ -189,74 +274,82 @@ impl Overlay {
         })
     }
 
-    /// Takes neighbouring blocks of a chunk that may be written now, at most `max_blocks`: what a
-    /// checkpoint waits for first, otherwise in the order of chunks behind `after`.
-    pub fn next_write(
-        &mut self,
-        after: Option<ChunkKey>,
-        max_blocks: u16,
-        durable_commit: impl Fn(GroupId) -> Index,
-    ) -> Option<WriteBack> {
-        let may_go = |key: &ChunkKey, first: u16, piece: &Piece| {
-            piece.flight.is_none()
-                && piece.index <= durable_commit(key.group)
-                && !self.is_in_flight(*key, first..first + piece.blocks)
+    /// Notes durable commits: pieces at or below them may be written.
+    pub fn commit(&mut self, durable_commit: impl Fn(GroupId) -> Index) {
+        let mut eligible = Vec::new();
+        self.waiting.retain(|group, waiting| {
+            let commit = durable_commit(*group);
+            while let Some(first) = waiting.pop_front_if(|waiting| waiting.index <= commit) {
+                eligible.push((first, commit));
+            }
+            !waiting.is_empty()
+        });
+        self.bytes -= eligible.len() * size_of::<Waiting>();
+        for (Waiting { key, blocks, .. }, commit) in eligible {
+            let Some(chunk) = self.chunks.get_mut(&key) else { continue };
+            for first in chunk.overlapping(&blocks) {
+                let chunk = self.chunks.get_mut(&key).expect("it has pieces");
+                let piece = chunk.pieces.get_mut(&first).expect("found above");
+                if !piece.is_eligible && piece.index <= commit {
+                    piece.is_eligible = true;
+                    self.refresh(key, first);
+                }
+            }
+        }
+    }
+
+    /// Takes neighbouring blocks of a chunk that may be written now, at most `max_blocks` unless
+    /// one piece has more: what a checkpoint waits for first, otherwise in the order of chunks
+    /// behind `after`.
+    pub fn next_write(&mut self, after: Option<ChunkKey>, max_blocks: u16) -> Option<WriteBack> {
+        let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let next = |chunks: &BTreeSet<ChunkKey>| {
+            chunks.range(behind).next().or_else(|| chunks.first()).copied()
         };
-        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let in_order = || self.chunks.range((behind, Bound::Unbounded)).chain(&self.chunks);
-        let find = |only_awaited: bool| {
-            in_order().find_map(|(key, pieces)| {
-                let mut pieces = pieces.iter();
-                pieces
-                    .find(|(first, piece)| {
-                        (piece.is_awaited || !only_awaited) && may_go(key, **first, piece)
-                    })
-                    .map(|(first, _)| (*key, *first))
-            })
+        let (key, first) = if let Some(key) = next(&self.ready_awaited) {
+            (key, *self.chunks[&key].ready_awaited.first().expect("the chunk has one"))
+        } else {
+            let key = next(&self.ready)?;
+            (key, *self.chunks[&key].ready.first().expect("the chunk has one"))
         };
-        let awaited = if self.awaited > 0 { find(true) } else { None };
-        let (key, first) = awaited.or_else(|| find(false))?;
-        let mut runs: Vec<(u16, u16)> = Vec::new();
+        let chunk = self.chunks.get_mut(&key).expect("a chunk with ready pieces is there");
+        let id = FlightId(self.next_flight);
+        self.next_flight += 1;
+        let mut runs: Vec<(Range<u16>, Content)> = Vec::new();
         let mut end = first;
-        for (start, piece) in self.chunks[&key].range(first..) {
+        for (start, piece) in chunk.pieces.range_mut(first..) {
             let is_next = *start == end && end - first + piece.blocks <= max_blocks;
-            if !(runs.is_empty() || is_next) || !may_go(&key, *start, piece) {
+            if !((runs.is_empty() || is_next) && chunk.ready.contains(start)) {
                 break;
             }
             end = start + piece.blocks;
-            runs.push((*start, piece.blocks));
-        }
-        let id = FlightId(self.next_flight);
-        self.next_flight += 1;
-        let pieces = self.chunks.get_mut(&key).expect("found above");
-        let mut taken = Vec::with_capacity(runs.len());
-        for (start, blocks) in runs {
-            let piece = pieces.get_mut(&start).expect("found above");
             piece.flight = Some(id);
-            taken.push((start..start + blocks, piece.content.clone()));
+            runs.push((*start..end, piece.content.clone()));
         }
+        chunk.flights.push((id, first..end));
         self.flights.insert(id, (key, first..end));
-        Some(WriteBack { id, key, runs: taken })
-    }
-
-    fn is_in_flight(&self, key: ChunkKey, blocks: Range<u16>) -> bool {
-        self.flights.values().any(|(other, taken)| {
-            *other == key && taken.start < blocks.end && blocks.start < taken.end
-        })
+        for (blocks, _) in &runs {
+            self.refresh(key, blocks.start);
+        }
+        Some(WriteBack { id, key, runs })
     }
 
     /// The write-back has completed on the device. What was not replaced meanwhile is removed.
     pub fn landed(&mut self, id: FlightId) {
         let (key, blocks) = self.flights.remove(&id).expect("a write-back lands once");
         self.awaited_flights.remove(&id);
-        let Some(pieces) = self.chunks.get(&key) else { return };
-        let landed: Vec<u16> = pieces
-            .range(blocks)
-            .filter(|(_, piece)| piece.flight == Some(id))
-            .map(|(first, _)| *first)
-            .collect();
-        for first in landed {
-            self.take(key, first);
+        let chunk = self.chunks.get_mut(&key).expect("a chunk with write-backs is there");
+        chunk.flights.retain(|(other, _)| *other != id);
+        let pieces = chunk.overlapping(&blocks);
+        if chunk.pieces.is_empty() && chunk.flights.is_empty() {
+            self.chunks.remove(&key);
+        }
+        for first in pieces {
+            if self.chunks[&key].pieces[&first].flight == Some(id) {
+                self.take(key, first);
+            } else {
+                self.refresh(key, first);
+            }
         }
     }
 
@@ -264,11 +357,14 @@ impl Overlay {
     /// base, and for all write-backs in flight.
     pub fn swap(&mut self, base: impl Fn(GroupId) -> Index) {
         assert!(!self.has_awaited(), "one checkpoint at a time");
-        for (key, pieces) in &mut self.chunks {
+        for (key, chunk) in &mut self.chunks {
             let base = base(key.group);
-            for piece in pieces.values_mut() {
+            for (first, piece) in &mut chunk.pieces {
                 piece.is_awaited = piece.index <= base || piece.flight.is_some();
                 self.awaited += usize::from(piece.is_awaited);
+                if piece.is_awaited && chunk.ready.contains(first) {
+                    set(&mut chunk.ready_awaited, &mut self.ready_awaited, *key, *first, true);
+                }
             }
         }
         self.awaited_flights = self.flights.keys().copied().collect();
@@ -281,272 +377,46 @@ impl Overlay {
 
     /// Removes what a group has here, because the replica is gone. Write-backs in flight go on.
     pub fn remove_group(&mut self, group: GroupId) {
-        let chunks: Vec<ChunkKey> =
-            self.chunks.keys().filter(|key| key.group == group).copied().collect();
-        for key in chunks {
-            let firsts: Vec<u16> = self.chunks[&key].keys().copied().collect();
-            for first in firsts {
+        let chunks = self.chunks.range(first_key(group)..);
+        let chunks: Vec<(ChunkKey, Vec<u16>)> = chunks
+            .take_while(|(key, _)| key.group == group)
+            .map(|(key, chunk)| (*key, chunk.pieces.keys().copied().collect()))
+            .collect();
+        for (key, pieces) in chunks {
+            for first in pieces {
                 self.take(key, first);
             }
         }
+        let waiting = self.waiting.remove(&group).unwrap_or_default();
+        self.bytes -= waiting.len() * size_of::<Waiting>();
+    }
+
+    /// The number of pieces that the checkpoint in progress waits for.
+    #[cfg(test)]
+    pub(super) fn awaited(&self) -> usize {
+        self.awaited
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const BLOCKS: u16 = 12;
-
-    fn key(group: u64, chunk: u32) -> ChunkKey {
-        ChunkKey {
-            group: GroupId(group),
-            volume: VolumeId(1),
-            chunk: ChunkIndex(chunk),
-            layer: Layer(0),
+/// Adds a block to the blocks of a chunk, or removes it, and the chunk if it has no other.
+fn set(
+    blocks: &mut BTreeSet<u16>,
+    chunks: &mut BTreeSet<ChunkKey>,
+    key: ChunkKey,
+    block: u16,
+    is_in: bool,
+) {
+    if is_in {
+        if blocks.is_empty() {
+            chunks.insert(key);
         }
+        blocks.insert(block);
+    } else if blocks.remove(&block) && blocks.is_empty() {
+        chunks.remove(&key);
     }
+}
 
-    /// Blocks that say which entry has written them.
-    fn data(index: u64, blocks: u16) -> Content {
-        let block = |_| index.to_le_bytes().repeat(BLOCK_BYTES / 8);
-        let data: Vec<u8> = (0..blocks).flat_map(block).collect();
-        Content::Data(data.into(), vec![index as u32; blocks.into()])
-    }
-
-    /// The entry that has made a block what it is, and whether it has data.
-    fn entry(content: &Content, at: usize) -> (u64, bool) {
-        match content {
-            Content::Data(data, crcs) => {
-                let at = at * BLOCK_BYTES;
-                let index = u64::from_le_bytes(data[at..at + 8].try_into().unwrap());
-                assert_eq!(crcs.len() * BLOCK_BYTES, data.len());
-                assert_eq!(u64::from(crcs[at / BLOCK_BYTES]), index);
-                (index, true)
-            }
-            Content::Zeros | Content::Absent => (0, false),
-        }
-    }
-
-    #[derive(Clone, Copy, Debug)]
-    enum Step {
-        Insert { group: u64, chunk: u32, first: u16, blocks: u16, kind: u8 },
-        Commit { group: u64, by: u64 },
-        Write { max_blocks: u16 },
-        Land(prop::sample::Index),
-        Swap,
-    }
-
-    fn step() -> impl Strategy<Value = Step> {
-        let insert = (1..3_u64, 0..2_u32, 0..BLOCKS, 1..5_u16, 0..4_u8).prop_map(
-            |(group, chunk, first, blocks, kind)| {
-                let blocks = blocks.min(BLOCKS - first);
-                Step::Insert { group, chunk, first, blocks, kind }
-            },
-        );
-        prop_oneof![
-            6 => insert,
-            3 => (1..3_u64, 0..6_u64).prop_map(|(group, by)| Step::Commit { group, by }),
-            4 => (1..9_u16).prop_map(|max_blocks| Step::Write { max_blocks }),
-            4 => any::<prop::sample::Index>().prop_map(Step::Land),
-            1 => Just(Step::Swap),
-        ]
-    }
-
-    type Place = (ChunkKey, u16);
-
-    /// The overlay over a device, beside plain maps.
-    #[derive(Default)]
-    struct Model {
-        overlay: Overlay,
-        /// The last change of each block: entry, and whether it has data.
-        applied: BTreeMap<Place, (u64, bool)>,
-        /// The entry of each block that has landed last.
-        landed: BTreeMap<Place, u64>,
-        flights: Vec<(WriteBack, BTreeMap<Place, u64>)>,
-        /// The entry that has last changed each block when it was taken, in order.
-        next_index: [u64; 3],
-        durable: [u64; 3],
-        after: Option<ChunkKey>,
-        /// What a checkpoint in progress has to make durable: the last change of each block that
-        /// was at or below its base at the swap.
-        required: Option<BTreeMap<Place, u64>>,
-    }
-
-    impl Model {
-        fn step(&mut self, step: Step) {
-            match step {
-                Step::Insert { group, chunk, first, blocks, kind } => {
-                    let index = self.next_index[group as usize] + 1;
-                    self.next_index[group as usize] = index;
-                    let content = match kind {
-                        0 => Content::Zeros,
-                        1 => Content::Absent,
-                        _ => data(index, blocks),
-                    };
-                    let key = key(group, chunk);
-                    let range = first..first + blocks;
-                    self.overlay.insert(key, range.clone(), content, Index(index));
-                    for block in range {
-                        self.applied.insert((key, block), (index, kind > 1));
-                    }
-                }
-                Step::Commit { group, by } => {
-                    let durable = &mut self.durable[group as usize];
-                    *durable = (*durable + by).min(self.next_index[group as usize]);
-                }
-                Step::Write { max_blocks } => {
-                    let durable = self.durable;
-                    let commit = |group: GroupId| Index(durable[group.0 as usize]);
-                    let taken = self.overlay.next_write(self.after, max_blocks, commit);
-                    let Some(taken) = taken else { return };
-                    self.after = Some(taken.key);
-                    let mut entries = BTreeMap::new();
-                    let mut next = taken.runs[0].0.start;
-                    for (range, content) in &taken.runs {
-                        assert_eq!(range.start, next, "neighbouring blocks");
-                        next = range.end;
-                        for block in range.clone() {
-                            let place = (taken.key, block);
-                            let (index, has_data) = self.applied[&place];
-                            let found = entry(content, usize::from(block - range.start));
-                            assert_eq!(found, (if has_data { index } else { 0 }, has_data));
-                            assert!(index <= durable[taken.key.group.0 as usize], "W1");
-                            let is_twice =
-                                self.flights.iter().any(|(_, others)| others.contains_key(&place));
-                            assert!(!is_twice, "two writes of a block in flight");
-                            entries.insert(place, index);
-                        }
-                    }
-                    assert!(taken.runs.len() == 1 || entries.len() <= usize::from(max_blocks));
-                    self.flights.push((taken, entries));
-                }
-                Step::Land(at) if !self.flights.is_empty() => {
-                    self.land(at.index(self.flights.len()));
-                }
-                Step::Land(_) => {}
-                Step::Swap if self.required.is_none() => {
-                    let durable = self.durable;
-                    self.overlay.swap(|group| Index(durable[group.0 as usize]));
-                    let is_below = |(place, (index, _)): &(&Place, &(u64, bool))| {
-                        *index <= durable[place.0.group.0 as usize]
-                    };
-                    let below = self.applied.iter().filter(is_below);
-                    self.required = Some(below.map(|(place, entry)| (*place, entry.0)).collect());
-                }
-                Step::Swap => {}
-            }
-        }
-
-        fn land(&mut self, flight: usize) {
-            let (taken, entries) = self.flights.remove(flight);
-            self.overlay.landed(taken.id);
-            for (place, index) in entries {
-                let before = self.landed.insert(place, index);
-                assert!(before < Some(index), "an older write has landed later");
-            }
-        }
-
-        fn check(&mut self) {
-            for chunk in [key(1, 0), key(1, 1), key(2, 0), key(2, 1)] {
-                let mut found = BTreeMap::new();
-                for (range, content) in self.overlay.read(chunk, 1..BLOCKS) {
-                    for block in range.clone() {
-                        let at = usize::from(block - range.start);
-                        assert!(found.insert(block, entry(&content, at)).is_none());
-                    }
-                }
-                for block in 1..BLOCKS {
-                    let place = (chunk, block);
-                    let Some((index, has_data)) = self.applied.get(&place).copied() else {
-                        assert!(!found.contains_key(&block));
-                        continue;
-                    };
-                    match found.get(&block) {
-                        Some(found) => {
-                            let expected = if has_data { index } else { 0 };
-                            assert_eq!(*found, (expected, has_data));
-                        }
-                        None => assert_eq!(self.landed.get(&place), Some(&index), "{place:?}"),
-                    }
-                }
-            }
-            if let Some(required) = &self.required
-                && !self.overlay.has_awaited()
-            {
-                for (place, index) in required {
-                    assert!(self.landed.get(place) >= Some(index), "{place:?} has not landed");
-                }
-                self.required = None;
-            }
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(400))]
-
-        #[test]
-        fn blocks_are_read_written_and_awaited_as_in_a_model(
-            steps in prop::collection::vec(step(), 1..150),
-        ) {
-            let mut model = Model::default();
-            for step in steps {
-                model.step(step);
-                model.check();
-            }
-            // Everything becomes durable, and lands: nothing is left behind or counted.
-            model.durable = model.next_index;
-            for _ in 0..1000 {
-                model.step(Step::Write { max_blocks: 8 });
-                if !model.flights.is_empty() {
-                    model.land(0);
-                }
-                model.check();
-                if model.overlay.is_empty() {
-                    break;
-                }
-            }
-            prop_assert!(model.overlay.is_empty() && model.required.is_none());
-            prop_assert_eq!((model.overlay.bytes(), model.overlay.awaited), (0, 0));
-        }
-    }
-
-    #[test]
-    fn a_hot_block_is_written_once_per_landing_and_a_checkpoint_ends() {
-        let mut overlay = Overlay::default();
-        let key = key(1, 0);
-        let all = |_: GroupId| Index(u64::MAX);
-        overlay.insert(key, 0..1, data(1, 1), Index(1));
-        let first = overlay.next_write(None, 8, all).unwrap();
-        overlay.insert(key, 0..1, data(2, 1), Index(2));
-        overlay.insert(key, 0..1, data(3, 1), Index(3));
-        assert!(overlay.next_write(None, 8, all).is_none(), "a write of it is in flight");
-        overlay.swap(|_| Index(2));
-        assert!(overlay.has_awaited(), "a write is in flight");
-        overlay.landed(first.id);
-        assert!(!overlay.has_awaited(), "entry 2 was replaced before the swap");
-        let second = overlay.next_write(None, 8, all).unwrap();
-        assert_eq!(entry(&second.runs[0].1, 0), (3, true));
-        overlay.landed(second.id);
-        assert!(overlay.is_empty());
-    }
-
-    #[test]
-    fn a_removed_group_leaves_nothing_but_writes_in_flight() {
-        let mut overlay = Overlay::default();
-        let all = |_: GroupId| Index(u64::MAX);
-        for group in [1, 2] {
-            overlay.insert(key(group, 0), 0..4, data(1, 4), Index(1));
-        }
-        let taken = overlay.next_write(None, 8, all).unwrap();
-        overlay.remove_group(GroupId(1));
-        assert!(overlay.read(key(1, 0), 0..4).next().is_none());
-        assert!(overlay.read(key(2, 0), 0..4).next().is_some());
-        overlay.landed(taken.id);
-        assert!(overlay.next_write(None, 8, all).is_some_and(|next| next.key == key(2, 0)));
-    }
+/// The least key of a group.
+pub(super) fn first_key(group: GroupId) -> ChunkKey {
+    ChunkKey { group, volume: VolumeId(0), chunk: ChunkIndex(0), layer: Layer(0) }
 }

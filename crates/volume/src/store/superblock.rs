@@ -316,6 +316,25 @@ impl Current {
         next
     }
 
+    /// The next copy of a store whose replicas are all lost, with number and log offset of the
+    /// checkpoint that lists none. The log may be one that ends before the former offset.
+    ///
+    /// # Panics
+    /// If the number goes back.
+    #[must_use]
+    pub fn restarted(
+        &self,
+        number: CheckpointNumber,
+        wal_offset: LogOffset,
+        written_at_ms: u64,
+    ) -> Self {
+        let before = self.superblock.checkpoint;
+        assert!(number >= before, "checkpoint {number} after {before}");
+        let mut next = self.repeated(written_at_ms);
+        (next.superblock.checkpoint, next.superblock.wal_offset) = (number, wal_offset);
+        next
+    }
+
     /// The next copy, with the layout of the store after growth.
     ///
     /// # Panics

@@ -1,0 +1,85 @@
+//! Requests of the store to its device, and their completions, which wait for the store's thread.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use alluvium_device::{AlignedBuf, DeviceError, DeviceOffset, Request, SharedBuf, SharedDevice};
+use parking_lot::Mutex;
+
+use super::overlay::FlightId;
+
+/// What a request was for.
+#[derive(Clone, Debug)]
+pub(super) enum Purpose {
+    /// Writes blocks of a write-back, in neighbouring slots.
+    Blocks { flight: FlightId, slots: Range<u32> },
+    /// Writes sectors or a copy of the superblock.
+    Checkpoint,
+    /// Makes a checkpoint durable.
+    Flush,
+    /// Reads blocks, by number.
+    Read(u64),
+}
+
+/// A request that has completed.
+pub(super) type Completed = (Purpose, Result<Option<AlignedBuf>, DeviceError>);
+
+/// Called on threads of the device when a request has completed.
+pub type Wake = Arc<dyn Fn() + Send + Sync>;
+
+/// The device, with the completions that were not taken yet.
+pub(super) struct Io {
+    device: SharedDevice,
+    completed: Arc<Mutex<Vec<Completed>>>,
+    wake: Wake,
+}
+
+impl Io {
+    pub(super) fn new(device: SharedDevice, wake: Wake) -> Self {
+        Self { device, completed: Arc::default(), wake }
+    }
+
+    pub(super) fn alloc(&self, len_bytes: usize) -> AlignedBuf {
+        self.device.alloc(len_bytes)
+    }
+
+    pub(super) fn read(&self, at: DeviceOffset, len_bytes: usize, number: u64) {
+        let buf = self.device.alloc(len_bytes);
+        self.submit(Request::Read { at, buf }, Purpose::Read(number));
+    }
+
+    pub(super) fn write(&self, at: DeviceOffset, buf: SharedBuf, durable: bool, purpose: Purpose) {
+        self.submit(Request::Write { at, buf, durable }, purpose);
+    }
+
+    pub(super) fn flush(&self) {
+        self.submit(Request::Flush, Purpose::Flush);
+    }
+
+    fn submit(&self, request: Request, purpose: Purpose) {
+        let (completed, wake) = (self.completed.clone(), self.wake.clone());
+        let done = move |result| {
+            let is_first = {
+                let completed = &mut *completed.lock();
+                completed.push((purpose, result));
+                completed.len() == 1
+            };
+            if is_first {
+                wake();
+            }
+        };
+        self.device.submit(request, Box::new(done));
+    }
+
+    /// Takes what has completed, in exchange for an empty vector.
+    pub(super) fn take(&self, completed: &mut Vec<Completed>) {
+        std::mem::swap(&mut *self.completed.lock(), completed);
+    }
+}
+
+impl fmt::Debug for Io {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.device.fmt(f)
+    }
+}

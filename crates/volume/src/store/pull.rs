@@ -1,0 +1,306 @@
+//! Blocks that an install pulls from another replica, and what a source needs to know of its own.
+//! `docs/format/volume-store.md`, sections 4 (epochs) and 6 (W1).
+//!
+//! A block that is equal already is not written: a crash could tear it, and no entry would write it
+//! again. Its word alone does not prove that it is equal, since an earlier install may have been
+//! interrupted between the word and the block; so it is read and compared.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use alluvium_device::DeviceOffset;
+use bytes::Bytes;
+
+use super::block_store::{NoSlots, REQUEST_BLOCKS, Store, blocks_of, chunk_key, parts};
+use super::layout::SLOT_BLOCKS;
+use super::overlay::{ChunkKey, Content};
+use super::read::{DeviceRun, RunPurpose};
+use super::sector::{Word, mix};
+use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
+use crate::rules::Rule;
+use crate::types::{
+    BlockIndex, CheckpointNumber, ChunkIndex, GroupId, Index, Layer, PeerId, VolumeId,
+};
+
+/// A bit for each block of a chunk: bit `b % 8` of byte `b / 8` for block `b`.
+pub type ChunkBits = [u8; CHUNK_BLOCKS as usize / 8];
+
+/// The index of what no entry has changed.
+const PULLED: Index = Index(0);
+
+/// Pulled blocks that are being compared with those of the device.
+#[derive(Debug, Default)]
+pub(super) struct Pulls {
+    comparisons: BTreeMap<u64, Comparison>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Comparison {
+    group: GroupId,
+    peer: PeerId,
+    data: Bytes,
+    crcs: Vec<u32>,
+}
+
+impl Pulls {
+    /// Memory in use, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// What becomes of a pulled block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// It is equal.
+    Dropped,
+    /// It is different.
+    Put,
+    /// Its word is equal.
+    Compared(DeviceOffset, Word),
+}
+
+impl Store {
+    /// Takes blocks that another replica has. The log has durably recorded the install.
+    ///
+    /// # Errors
+    /// There are too few free slots. Nothing has changed.
+    pub fn pull(
+        &mut self,
+        group: GroupId,
+        volume: VolumeId,
+        layer: Layer,
+        range: BlockRange,
+        content: &Content,
+    ) -> Result<(), NoSlots> {
+        let key = chunk_key(group, volume, layer, range);
+        let fates = self.fates(key, &blocks_of(range), content);
+        if content.needs_slot() {
+            // Slots that are there need none, so this also counts blocks that are not put.
+            let missing = self.missing_slots(group, volume, layer, range);
+            if missing > self.free_slots() {
+                return Err(NoSlots);
+            }
+        }
+        let mut at = 0;
+        while at < fates.len() {
+            let len = run_len(&fates[at..]);
+            let first = range.first + at as u16;
+            let blocks = first..first + len as u16;
+            let part = content.slice(at..at + len);
+            match (fates[at], part) {
+                (Fate::Dropped, _) => {}
+                (Fate::Compared(device_at, _), Content::Data(data, crcs)) => {
+                    let words = fates[at..at + len].iter().map(|fate| match fate {
+                        Fate::Compared(_, word) => *word,
+                        _ => unreachable!("a run has one fate"),
+                    });
+                    let words = words.collect();
+                    let number = self.reads.next_number();
+                    let peer = *self.replicas.get(&group).expect("a replica pulls blocks");
+                    self.pulls.bytes += data.len();
+                    let comparison = Comparison { group, peer, data, crcs };
+                    self.pulls.comparisons.insert(number, comparison);
+                    self.read_run(key, first, device_at, words, RunPurpose::Pull(number));
+                }
+                (_, part) => self.put(key, blocks, part, PULLED)?,
+            }
+            at += len;
+        }
+        Ok(())
+    }
+
+    fn fates(&self, key: ChunkKey, blocks: &Range<u16>, content: &Content) -> Vec<Fate> {
+        let mut fates = Vec::with_capacity(blocks.len());
+        for (number, part) in parts(blocks) {
+            let slot = self.slot(key, number);
+            let used = slot.map(|slot| (slot, self.slots.used(slot).expect("it is indexed")));
+            for block in part {
+                let in_slot = usize::from(block) % SLOT_BLOCKS;
+                let word = used.map_or(Word::ABSENT, |(_, used)| used.sector.words[in_slot]);
+                let pulled = match content {
+                    Content::Data(_, crcs) => {
+                        let crc = crcs[usize::from(block - blocks.start)];
+                        let mix = mix(key.group, key.volume, key.chunk, BlockIndex(block));
+                        Word::of_data(crc, mix)
+                    }
+                    Content::Zeros => Word::ZEROS,
+                    Content::Absent => Word::ABSENT,
+                };
+                let fate = match used {
+                    _ if word != pulled => Fate::Put,
+                    Some((slot, _)) if word.has_data() && !self.breaks(Rule::PulledWord) => {
+                        let at = self.slots.layout().block_at(slot, in_slot);
+                        Fate::Compared(at, word)
+                    }
+                    _ => Fate::Dropped,
+                };
+                fates.push(fate);
+            }
+        }
+        // What the overlay has is newer than the words.
+        for (found, _) in self.overlay.read(key, blocks.clone()) {
+            let at = usize::from(found.start - blocks.start)..usize::from(found.end - blocks.start);
+            fates[at].fill(Fate::Put);
+        }
+        fates
+    }
+
+    /// The device has returned blocks whose words are those of pulled ones; `None` if it could not.
+    pub(super) fn compare(&mut self, number: u64, run: &DeviceRun, found: Option<&[u8]>) {
+        let comparison = self.pulls.comparisons.remove(&number).expect("it is compared once");
+        let Comparison { group, peer, data, crcs } = comparison;
+        self.pulls.bytes -= data.len();
+        if self.replicas.get(&group) != Some(&peer) {
+            return;
+        }
+        for (at, word) in run.words.iter().enumerate() {
+            let bytes = at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES;
+            if found.is_some_and(|found| found[bytes.clone()] == data[bytes.clone()]) {
+                continue;
+            }
+            let block = run.first + at as u16;
+            let slot = self.slot(run.key, usize::from(block) / SLOT_BLOCKS);
+            let used = slot.and_then(|slot| self.slots.used(slot));
+            let in_slot = usize::from(block) % SLOT_BLOCKS;
+            let is_same_word = used.is_some_and(|used| used.sector.words[in_slot] == *word);
+            let blocks = block..block + 1;
+            // What was put there meanwhile is newer.
+            if is_same_word && self.overlay.read(run.key, blocks.clone()).next().is_none() {
+                let content = Content::Data(data.slice(bytes), vec![crcs[at]]);
+                self.put(run.key, blocks, content, PULLED).expect("the slot is used");
+            }
+        }
+    }
+
+    /// Whether pulled blocks of a group are being compared.
+    pub fn has_pulls(&self, group: GroupId) -> bool {
+        self.pulls.comparisons.values().any(|comparison| comparison.group == group)
+    }
+
+    /// Removes the blocks of a chunk that the source of an install lacks.
+    pub fn pull_retain(
+        &mut self,
+        group: GroupId,
+        volume: VolumeId,
+        layer: Layer,
+        chunk: ChunkIndex,
+        present: &ChunkBits,
+    ) {
+        if self.breaks(Rule::InstallRemoves) {
+            return;
+        }
+        let own = self.present(group, volume, layer, chunk);
+        let is_surplus = |block: u16| has(&own, block) && !has(present, block);
+        let mut first = 0;
+        while first < CHUNK_BLOCKS {
+            let blocks =
+                (first..CHUNK_BLOCKS).take_while(|block| is_surplus(*block)).count() as u16;
+            if blocks > 0 {
+                let range = BlockRange { chunk, first, blocks };
+                let removed = self.pull(group, volume, layer, range, &Content::Absent);
+                removed.expect("no slot is needed for a block that is removed");
+            }
+            first += blocks.max(1);
+        }
+    }
+
+    /// Removes the chunks of a group that the source of an install lacks.
+    pub fn pull_retain_chunks(
+        &mut self,
+        group: GroupId,
+        has_chunk: &dyn Fn(VolumeId, Layer, ChunkIndex) -> bool,
+    ) {
+        let mut after = None;
+        while let Some((volume, layer, chunk)) = self.next_chunk(group, after) {
+            if !has_chunk(volume, layer, chunk) {
+                self.pull_retain(group, volume, layer, chunk, &[0; _]);
+            }
+            after = Some((volume, layer, chunk));
+        }
+    }
+
+    /// The next chunk of a group in which it may have blocks, in the order of volumes and chunks.
+    pub fn next_chunk(
+        &self,
+        group: GroupId,
+        after: Option<(VolumeId, Layer, ChunkIndex)>,
+    ) -> Option<(VolumeId, Layer, ChunkIndex)> {
+        let after = after.map(|(volume, layer, chunk)| ChunkKey { group, volume, chunk, layer });
+        let (key, _) = self.next_indexed(group, after)?;
+        Some((key.volume, key.layer, key.chunk))
+    }
+
+    /// The blocks of a chunk that the replica has.
+    pub fn present(
+        &self,
+        group: GroupId,
+        volume: VolumeId,
+        layer: Layer,
+        chunk: ChunkIndex,
+    ) -> ChunkBits {
+        self.blocks_with(ChunkKey { group, volume, chunk, layer }, |_, _| true)
+    }
+
+    /// The blocks of a chunk that the replica has, and that may have changed above its base of
+    /// checkpoint `since`; all that it has without one.
+    pub fn changed(
+        &self,
+        group: GroupId,
+        volume: VolumeId,
+        layer: Layer,
+        chunk: ChunkIndex,
+        since: Option<CheckpointNumber>,
+    ) -> ChunkBits {
+        let complete = self.progress.complete;
+        self.blocks_with(ChunkKey { group, volume, chunk, layer }, |used, block| {
+            since.is_none_or(|since| used.sector.epochs[block].is_needed(since, complete))
+        })
+    }
+
+    /// The blocks of the overlay, and those of the store for which `counts` returns true.
+    fn blocks_with(
+        &self,
+        key: ChunkKey,
+        counts: impl Fn(&super::slots::Used, usize) -> bool,
+    ) -> ChunkBits {
+        let mut bits = [0; _];
+        for (number, slot) in self.index.get(&key).into_iter().flat_map(|chunk| chunk.iter()) {
+            let used = self.slots.used(slot).expect("it is indexed");
+            for (block, word) in used.sector.words.iter().enumerate() {
+                if *word != Word::ABSENT && counts(used, block) {
+                    set_bit(&mut bits, (number * SLOT_BLOCKS + block) as u16, true);
+                }
+            }
+        }
+        for (blocks, content) in self.overlay.read(key, 0..CHUNK_BLOCKS) {
+            for block in blocks {
+                set_bit(&mut bits, block, content.needs_slot());
+            }
+        }
+        bits
+    }
+}
+
+/// How many of the first fates are one run: the same, and of blocks that are neighbours.
+fn run_len(fates: &[Fate]) -> usize {
+    let is_next = |(at, fate): &(usize, &Fate)| match (fates[0], **fate) {
+        (Fate::Compared(first, _), Fate::Compared(other, _)) => {
+            other.0 == first.0 + (at * BLOCK_BYTES) as u64 && *at < usize::from(REQUEST_BLOCKS)
+        }
+        (Fate::Compared(..), _) | (_, Fate::Compared(..)) => false,
+        (first, other) => first == other,
+    };
+    fates.iter().enumerate().take_while(is_next).count()
+}
+
+fn has(bits: &ChunkBits, block: u16) -> bool {
+    bits[usize::from(block) / 8] & 1 << (block % 8) != 0
+}
+
+fn set_bit(bits: &mut ChunkBits, block: u16, is_set: bool) {
+    let byte = &mut bits[usize::from(block) / 8];
+    let bit = 1 << (block % 8);
+    *byte = if is_set { *byte | bit } else { *byte & !bit };
+}

@@ -1,0 +1,328 @@
+//! Reads of blocks: from the overlay, else as their words state, else from the device, where each
+//! block is verified against its word.
+//!
+//! A block that was written again while it was read may not match the word that counted before. It
+//! is then read again; otherwise a mismatch is damage.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use alluvium_device::{AlignedBuf, DeviceOffset};
+use bytes::Bytes;
+
+use super::block_store::{REQUEST_BLOCKS, Store, blocks_of, chunk_key, parts};
+use super::layout::SLOT_BLOCKS;
+use super::overlay::{ChunkKey, Content};
+use super::sector::{Word, mix};
+use crate::op::{BLOCK_BYTES, BlockRange};
+use crate::request::BlockState;
+use crate::types::{BlockIndex, ChunkIndex, GroupId, Layer, VolumeId};
+
+/// The number that the caller has given a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ReadId(pub u64);
+
+/// Blocks that were read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlocksRead {
+    /// The state of each block.
+    pub states: Vec<BlockState>,
+    /// CRC32C of each block with data, in order; empty if only states were requested.
+    pub crcs: Vec<u32>,
+    /// The blocks with data, in order; empty if only states were requested.
+    pub data: Bytes,
+}
+
+/// A block that the device does not return as it was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "block {block} of chunk {chunk} of volume {volume}, group {group}, is damaged: the device \
+     returns something else than was written, or cannot read it"
+)]
+pub struct DamagedBlock {
+    /// The group.
+    pub group: GroupId,
+    /// The volume.
+    pub volume: VolumeId,
+    /// The layer.
+    pub layer: Layer,
+    /// The chunk.
+    pub chunk: ChunkIndex,
+    /// The block in the chunk.
+    pub block: u16,
+}
+
+/// Blocks that lie next to each other on the device, as a read was submitted.
+#[derive(Debug)]
+pub(super) struct DeviceRun {
+    pub(super) key: ChunkKey,
+    pub(super) first: u16,
+    pub(super) words: Vec<Word>,
+    pub(super) at: DeviceOffset,
+    /// The number of changes of words before.
+    stamp: u64,
+    purpose: RunPurpose,
+}
+
+/// What a device read is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RunPurpose {
+    /// The read with this number in [`Reads`].
+    Read(u64),
+    /// The comparison with this number in [`super::pull::Pulls`].
+    Pull(u64),
+}
+
+/// A read in progress.
+#[derive(Debug)]
+struct Read {
+    id: ReadId,
+    key: ChunkKey,
+    first: u16,
+    states: Vec<BlockState>,
+    is_states_only: bool,
+    /// Data with checksums, by first block.
+    data: BTreeMap<u16, (Bytes, Vec<u32>)>,
+    /// Device reads in progress.
+    runs: usize,
+    damaged: Option<DamagedBlock>,
+}
+
+/// The reads of a store.
+#[derive(Debug, Default)]
+pub(super) struct Reads {
+    reads: BTreeMap<u64, Read>,
+    runs: BTreeMap<u64, DeviceRun>,
+    /// The number of the next read or device read.
+    next: u64,
+    done: Vec<(ReadId, Result<BlocksRead, DamagedBlock>)>,
+}
+
+impl Reads {
+    pub(super) fn next_number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
+impl Store {
+    /// Reads blocks of one chunk. The result is that of [`Store::take_reads`], at once if the
+    /// device is not needed. The caller bounds the reads in progress.
+    pub fn read(
+        &mut self,
+        id: ReadId,
+        group: GroupId,
+        volume: VolumeId,
+        layer: Layer,
+        range: BlockRange,
+        states_only: bool,
+    ) {
+        let key = chunk_key(group, volume, layer, range);
+        let read = Read {
+            id,
+            key,
+            first: range.first,
+            states: vec![BlockState::Absent; range.blocks.into()],
+            is_states_only: states_only,
+            data: BTreeMap::new(),
+            runs: 0,
+            damaged: None,
+        };
+        let number = self.reads.next_number();
+        self.reads.reads.insert(number, read);
+        self.collect(number, blocks_of(range));
+        self.finish(number);
+    }
+
+    /// Takes the reads that have completed.
+    pub fn take_reads(&mut self, out: &mut Vec<(ReadId, Result<BlocksRead, DamagedBlock>)>) {
+        out.append(&mut self.reads.done);
+    }
+
+    /// Adds blocks to a read, and submits what the device has of them.
+    fn collect(&mut self, number: u64, blocks: Range<u16>) {
+        let read = self.reads.reads.get_mut(&number).expect("the read is in progress");
+        let key = read.key;
+        let mut next = blocks.start;
+        let mut in_store = Vec::new();
+        for (found, content) in self.overlay.read(key, blocks.clone()) {
+            if next < found.start {
+                in_store.push(next..found.start);
+            }
+            next = found.end;
+            let state = match content {
+                Content::Data(data, crcs) => {
+                    if !read.is_states_only {
+                        read.data.insert(found.start, (data, crcs));
+                    }
+                    BlockState::Data
+                }
+                Content::Zeros => BlockState::Zeros,
+                Content::Absent => BlockState::Absent,
+            };
+            let at = usize::from(found.start - read.first)..usize::from(found.end - read.first);
+            read.states[at].fill(state);
+        }
+        if next < blocks.end {
+            in_store.push(next..blocks.end);
+        }
+        for blocks in in_store {
+            self.collect_stored(number, &blocks);
+        }
+    }
+
+    fn collect_stored(&mut self, number: u64, blocks: &Range<u16>) {
+        let read = self.reads.reads.get_mut(&number).expect("the read is in progress");
+        let key = read.key;
+        let mut runs: Vec<(u16, DeviceOffset, Vec<Word>)> = Vec::new();
+        for (part_number, part) in parts(blocks) {
+            let slot = self.index.get(&key).and_then(|chunk| chunk.get(part_number));
+            let used = slot.map(|slot| (slot, self.slots.used(slot).expect("it is indexed")));
+            for block in part {
+                let state = &mut read.states[usize::from(block - read.first)];
+                let in_slot = usize::from(block) % SLOT_BLOCKS;
+                let word = used.map_or(Word::ABSENT, |(_, used)| used.sector.words[in_slot]);
+                *state = match word {
+                    Word::ABSENT => BlockState::Absent,
+                    Word::ZEROS => BlockState::Zeros,
+                    _ => BlockState::Data,
+                };
+                let Some((slot, _)) = used.filter(|_| word.has_data() && !read.is_states_only)
+                else {
+                    continue;
+                };
+                let at = self.slots.layout().block_at(slot, in_slot);
+                match runs.last_mut() {
+                    Some((first, start, words))
+                        if usize::from(block - *first) == words.len()
+                            && at.0 == start.0 + (words.len() * BLOCK_BYTES) as u64
+                            && words.len() < usize::from(REQUEST_BLOCKS) =>
+                    {
+                        words.push(word);
+                    }
+                    _ => runs.push((block, at, vec![word])),
+                }
+            }
+        }
+        read.runs += runs.len();
+        for (first, at, words) in runs {
+            self.read_run(key, first, at, words, RunPurpose::Read(number));
+        }
+    }
+
+    /// Submits a read of neighbouring blocks.
+    pub(super) fn read_run(
+        &mut self,
+        key: ChunkKey,
+        first: u16,
+        at: DeviceOffset,
+        words: Vec<Word>,
+        purpose: RunPurpose,
+    ) {
+        let number = self.reads.next_number();
+        let len_bytes = words.len() * BLOCK_BYTES;
+        let stamp = self.slots.stamp();
+        self.reads.runs.insert(number, DeviceRun { key, first, words, at, stamp, purpose });
+        self.io.read(at, len_bytes, number);
+    }
+
+    /// A device read has completed; `None` if it has failed.
+    pub(super) fn read_completed(&mut self, number: u64, buf: Option<AlignedBuf>) {
+        let run = self.reads.runs.remove(&number).expect("a read completes once");
+        match run.purpose {
+            RunPurpose::Read(number) => {
+                self.verify(number, &run, buf);
+                self.finish(number);
+            }
+            RunPurpose::Pull(number) => self.compare(number, &run, buf.as_deref()),
+        }
+    }
+
+    fn verify(&mut self, number: u64, run: &DeviceRun, buf: Option<AlignedBuf>) {
+        let key = run.key;
+        let data = buf.map(|buf| buf.freeze().into_bytes());
+        let mut crcs = Vec::with_capacity(run.words.len());
+        let mut good_from = 0;
+        for (at, word) in run.words.iter().enumerate() {
+            let block = run.first + at as u16;
+            let crc = data.as_ref().and_then(|data| {
+                let crc = crc32c::crc32c(&data[at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES]);
+                let mix = mix(key.group, key.volume, key.chunk, BlockIndex(block));
+                (Word::of_data(crc, mix) == *word).then_some(crc)
+            });
+            if let Some(crc) = crc {
+                crcs.push(crc);
+                continue;
+            }
+            self.keep(number, run, data.as_ref(), good_from, &mut crcs);
+            good_from = at + 1;
+            if self.has_changed(run, block) {
+                self.collect(number, block..block + 1);
+            } else {
+                let ChunkKey { group, volume, chunk, layer } = key;
+                let damaged = DamagedBlock { group, volume, layer, chunk, block };
+                self.reads.reads.get_mut(&number).expect("it is read").damaged = Some(damaged);
+            }
+        }
+        self.keep(number, run, data.as_ref(), good_from, &mut crcs);
+        self.reads.reads.get_mut(&number).expect("it is read").runs -= 1;
+    }
+
+    /// Keeps verified blocks of a device read, from its block `from` on.
+    fn keep(
+        &mut self,
+        number: u64,
+        run: &DeviceRun,
+        data: Option<&Bytes>,
+        from: usize,
+        crcs: &mut Vec<u32>,
+    ) {
+        if let Some(data) = data.filter(|_| !crcs.is_empty()) {
+            let data = data.slice(from * BLOCK_BYTES..(from + crcs.len()) * BLOCK_BYTES);
+            let read = self.reads.reads.get_mut(&number).expect("it is read");
+            read.data.insert(run.first + from as u16, (data, std::mem::take(crcs)));
+        }
+    }
+
+    /// Whether the word of a block may have been set since it was read, or its slot was.
+    fn has_changed(&self, run: &DeviceRun, block: u16) -> bool {
+        if self.overlay.read(run.key, block..block + 1).next().is_some() {
+            return true;
+        }
+        let Some(slot) = self.slot(run.key, usize::from(block) / SLOT_BLOCKS) else { return true };
+        let at = self.slots.layout().block_at(slot, usize::from(block) % SLOT_BLOCKS);
+        let was_at = run.at.0 + u64::from(block - run.first) * BLOCK_BYTES as u64;
+        at.0 != was_at || self.slots.used(slot).is_none_or(|used| used.stamp > run.stamp)
+    }
+
+    /// Completes a read if nothing of it is in progress.
+    fn finish(&mut self, number: u64) {
+        if self.reads.reads[&number].runs > 0 {
+            return;
+        }
+        let read = self.reads.reads.remove(&number).expect("found above");
+        let result = match read.damaged {
+            Some(damaged) => Err(damaged),
+            None => {
+                let (crcs, data) = join(read.data);
+                Ok(BlocksRead { states: read.states, crcs, data })
+            }
+        };
+        self.reads.done.push((read.id, result));
+    }
+}
+
+/// Joins the pieces of a read, without a copy if there is only one.
+fn join(mut pieces: BTreeMap<u16, (Bytes, Vec<u32>)>) -> (Vec<u32>, Bytes) {
+    if pieces.len() <= 1 {
+        let (data, crcs) = pieces.pop_first().map(|(_, piece)| piece).unwrap_or_default();
+        return (crcs, data);
+    }
+    let mut joined = Vec::with_capacity(pieces.values().map(|(data, _)| data.len()).sum());
+    let mut all = Vec::new();
+    for (data, crcs) in pieces.into_values() {
+        joined.extend_from_slice(&data);
+        all.extend(crcs);
+    }
+    (all, joined.into())
+}
