@@ -89,7 +89,6 @@ impl Broken {
 
     /// Whether the rule is broken.
     #[cfg(not(feature = "simulation"))]
-    #[expect(clippy::unused_self, reason = "with the feature it has the rule")]
     pub fn is(self, _: Rule) -> bool {
         false
     }

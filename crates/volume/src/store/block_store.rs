@@ -208,7 +208,7 @@ impl Store {
             let used = self.slots.used(slot).expect("the opening has found it");
             let (address, is_undecided) = (used.sector.address, used.is_undecided);
             let number = usize::from(address.number.0);
-            let chunk = self.index.entry(key_of(&address)).or_insert_with(Box::default);
+            let chunk = self.index.entry(key_of(&address)).or_default();
             chunk.0[number] = slot;
             if is_undecided {
                 self.undecided.entry(group).or_default().push(slot);
@@ -359,7 +359,7 @@ impl Store {
         }
         let peer = *self.replicas.get(&key.group).expect("blocks are those of a replica");
         let ChunkKey { group, volume, chunk, layer } = key;
-        let slots = self.index.entry(key).or_insert_with(Box::default);
+        let slots = self.index.entry(key).or_default();
         for number in slot_numbers(blocks) {
             if slots.get(number).is_none() {
                 let address =

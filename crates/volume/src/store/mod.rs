@@ -6,6 +6,8 @@ mod error;
 mod free;
 mod io;
 mod layout;
+#[cfg(test)]
+mod model_tests;
 mod open;
 mod overlay;
 #[cfg(test)]
