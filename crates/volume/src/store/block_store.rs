@@ -89,6 +89,10 @@ impl ChunkSlots {
         Some(self.0[number]).filter(|slot| *slot != Self::NONE)
     }
 
+    pub(super) fn set(&mut self, number: usize, slot: SlotIndex) {
+        self.0[number] = slot;
+    }
+
     /// The slots that there are, by number.
     pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = (usize, SlotIndex)> {
         self.0.iter().copied().enumerate().filter(|(_, slot)| *slot != Self::NONE)
@@ -99,6 +103,14 @@ impl ChunkSlots {
         let (near, slot) = self.iter().min_by_key(|(other, _)| other.abs_diff(number))?;
         (slot.0 as usize + number).checked_sub(near).map(|slot| SlotIndex(slot as u32))
     }
+}
+
+/// The used slots of a replica that an opening has found.
+#[derive(Debug, Default)]
+pub(super) struct Unclaimed {
+    pub(super) chunks: BTreeMap<ChunkKey, Box<ChunkSlots>>,
+    /// Those of which the opening could not decide whether their owner still exists.
+    pub(super) undecided: Vec<SlotIndex>,
 }
 
 /// A write-back that has been submitted.
@@ -124,7 +136,7 @@ pub struct Store {
     pub(super) overlay: Overlay,
     pub(super) replicas: BTreeMap<GroupId, PeerId>,
     /// Used slots of replicas that were not added since the opening.
-    pub(super) unclaimed: BTreeMap<(GroupId, PeerId), Vec<SlotIndex>>,
+    pub(super) unclaimed: BTreeMap<(GroupId, PeerId), Unclaimed>,
     /// Used slots of which the opening could not decide whether their owner still exists.
     pub(super) undecided: BTreeMap<GroupId, Vec<SlotIndex>>,
     pub(super) progress: Progress,
@@ -204,15 +216,9 @@ impl Store {
         let claims = |other: PeerId| other == peer || self.breaks(Rule::FormerReplica);
         let of_group = self.unclaimed.range((group, PeerId(0))..=(group, PeerId(u64::MAX)));
         let claimed: Vec<_> = of_group.map(|(key, _)| *key).filter(|key| claims(key.1)).collect();
-        for slot in claimed.into_iter().filter_map(|key| self.unclaimed.remove(&key)).flatten() {
-            let used = self.slots.used(slot).expect("the opening has found it");
-            let (address, is_undecided) = (used.sector.address, used.is_undecided);
-            let number = usize::from(address.number.0);
-            let chunk = self.index.entry(key_of(&address)).or_default();
-            chunk.0[number] = slot;
-            if is_undecided {
-                self.undecided.entry(group).or_default().push(slot);
-            }
+        for replica in claimed.into_iter().filter_map(|key| self.unclaimed.remove(&key)) {
+            self.index.extend(replica.chunks);
+            self.undecided.entry(group).or_default().extend(replica.undecided);
         }
     }
 
@@ -272,7 +278,7 @@ impl Store {
 
     pub(super) fn remove_from_index(&mut self, key: ChunkKey, number: usize) {
         let chunk = self.index.get_mut(&key).expect("the chunk has a slot");
-        chunk.0[number] = ChunkSlots::NONE;
+        chunk.set(number, ChunkSlots::NONE);
         if chunk.iter().next().is_none() {
             self.index.remove(&key);
         }
@@ -365,7 +371,7 @@ impl Store {
                 let address =
                     Address { group, peer, volume, layer, chunk, number: SlotNumber(number as u8) };
                 let slot = self.slots.reserve(address, slots.preferred(number));
-                slots.0[number] = slot.expect("counted above");
+                slots.set(number, slot.expect("counted above"));
             }
         }
         Ok(())
@@ -538,10 +544,13 @@ impl Store {
                 assert_eq!(before, None, "slot {slot} is {address:?} too");
             }
         }
-        for slot in self.unclaimed.values().flatten() {
-            let address = self.slots.used(*slot).expect("it is used").sector.address;
-            let before = indexed.insert(*slot, address);
-            assert_eq!(before, None, "slot {slot} is {address:?} too");
+        for (key, chunk) in self.unclaimed.values().flat_map(|replica| &replica.chunks) {
+            for (_, slot) in chunk.iter() {
+                let address = self.slots.used(slot).expect("it is used").sector.address;
+                assert_eq!(key_of(&address), *key);
+                let before = indexed.insert(slot, address);
+                assert_eq!(before, None, "slot {slot} is {address:?} too");
+            }
         }
         self.slots.check(&indexed);
     }

@@ -41,8 +41,9 @@ impl Store {
     /// All replicas of the log have been added.
     pub fn swap(&mut self, base: &dyn Fn(GroupId) -> Index) {
         // What no replica has claimed belongs to one that is gone.
-        for slot in std::mem::take(&mut self.unclaimed).into_values().flatten() {
-            self.slots.free_owner_gone(slot);
+        for replica in std::mem::take(&mut self.unclaimed).into_values() {
+            let slots = replica.chunks.values().flat_map(|chunk| chunk.iter());
+            slots.for_each(|(_, slot)| self.slots.free_owner_gone(slot));
         }
         self.overlay.swap(base);
     }
@@ -119,8 +120,7 @@ impl Store {
             }
             let at = META_START.0 + u64::from(first) * PAGE_OF_SECTORS_BYTES as u64;
             self.progress.requests += 1;
-            let durable = self.options.durable_writes;
-            self.io.write(DeviceOffset(at), buf.freeze(), durable, Purpose::Checkpoint);
+            self.io.write(DeviceOffset(at), buf.freeze(), false, Purpose::Checkpoint);
         }
     }
 }

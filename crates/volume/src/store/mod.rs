@@ -18,6 +18,8 @@ mod sector;
 #[cfg(test)]
 mod sector_tests;
 mod slots;
+#[cfg(test)]
+mod store_tests;
 mod superblock;
 #[cfg(test)]
 mod superblock_tests;

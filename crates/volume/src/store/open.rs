@@ -1,12 +1,12 @@
 //! Format and opening of a store. `docs/format/volume-store.md`, sections 3 and 8.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc;
 
 use alluvium_device::{AlignedBuf, DeviceError, Geometry, Request, SharedDevice};
 use alluvium_wal::DeviceOffset;
 
-use super::block_store::{Expected, KnownReplica, Store, StoreOptions, key_of};
+use super::block_store::{Expected, KnownReplica, Store, StoreOptions, Unclaimed, key_of};
 use super::checkpoint::encode;
 use super::error::StoreError;
 use super::io::{Io, Wake};
@@ -198,6 +198,7 @@ fn zero(device: &SharedDevice, end: u64) -> Result<(), StoreError> {
 fn read_pages(
     device: &SharedDevice,
     layout: &Layout,
+    progress: &mut dyn FnMut(u32, u32),
     mut visit: impl FnMut(u32, Option<&[u8]>) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     type Read = Result<Option<AlignedBuf>, DeviceError>;
@@ -231,6 +232,7 @@ fn read_pages(
             }
             page += 1;
         }
+        progress(page * PAGE_SECTORS, layout.slots());
     }
     Ok(())
 }
@@ -238,10 +240,33 @@ fn read_pages(
 /// What an opening has found.
 struct Found {
     slots: Slots,
-    used: Vec<(SlotIndex, Address)>,
+    /// The used slots of each replica.
+    used: BTreeMap<(GroupId, PeerId), Unclaimed>,
 }
 
 impl Found {
+    /// Notes a used slot. Of two with one address the greatest number counts, and of equal ones the
+    /// least slot; the other one is freed.
+    fn add(&mut self, slot: SlotIndex, sector: Sector, peer: PeerId, is_undecided: bool) {
+        let (address, checkpoint) = (sector.address, sector.checkpoint);
+        self.slots.found(slot, sector, is_undecided);
+        let replica = self.used.entry((address.group, peer)).or_default();
+        let chunk = replica.chunks.entry(key_of(&address)).or_default();
+        let number = usize::from(address.number.0);
+        if let Some(other) = chunk.get(number) {
+            let used = self.slots.used(other).expect("it was found");
+            if used.sector.checkpoint >= checkpoint {
+                self.slots.free_loser(slot);
+                return;
+            }
+            self.slots.free_loser(other);
+        }
+        chunk.set(number, slot);
+        if is_undecided {
+            replica.undecided.push(slot);
+        }
+    }
+
     fn into_store(
         self,
         io: Io,
@@ -251,9 +276,7 @@ impl Found {
     ) -> Store {
         let mut store = Store::new(io, options, superblock, self.slots);
         store.progress.complete = complete;
-        for (slot, address) in self.used {
-            store.unclaimed.entry((address.group, address.peer)).or_default().push(slot);
-        }
+        store.unclaimed = self.used;
         store
     }
 }
@@ -289,11 +312,9 @@ impl Opening<'_> {
         let (layout, store_id) = (superblock.layout, superblock.store_id);
         let covering = CheckpointNumber(self.expected.checkpoint.0 + 1);
         let frees_at_once = self.broken.is(Rule::FreedSlotWaits);
-        let mut slots = Slots::new(layout, store_id, covering, frees_at_once);
-        // The slot of each address that counts so far.
-        let mut used = BTreeMap::new();
-        let mut losers = BTreeSet::new();
-        read_pages(device, &layout, |page, bytes| {
+        let slots = Slots::new(layout, store_id, covering, frees_at_once);
+        let mut found = Found { slots, used: BTreeMap::new() };
+        read_pages(device, &layout, progress, |page, bytes| {
             let sectors = bytes.map(|bytes| bytes.as_chunks::<SECTOR_BYTES>().0);
             for sector in 0..PAGE_SECTORS {
                 let slot = SlotIndex(page * PAGE_SECTORS + sector);
@@ -308,47 +329,23 @@ impl Opening<'_> {
                 };
                 match (verdict, sector) {
                     (Verdict::Free, _) => {}
+                    (Verdict::Lost, _) => found.slots.found_lost(slot),
                     (Verdict::Used { is_undecided }, Some(sector)) => {
-                        let place = self.place(&sector);
-                        let rank = sector.checkpoint;
-                        slots.found(slot, sector, is_undecided);
-                        // The greatest number counts, of equal ones the least slot.
-                        match used.get(&place) {
-                            Some((_, best)) if *best >= rank => {
-                                losers.insert(slot);
-                            }
-                            Some((loser, _)) => {
-                                losers.insert(*loser);
-                                used.insert(place, (slot, rank));
-                            }
-                            None => drop(used.insert(place, (slot, rank))),
-                        }
+                        let peer = match self.broken.is(Rule::FormerReplica) {
+                            true => PeerId(0),
+                            false => sector.address.peer,
+                        };
+                        found.add(slot, sector, peer, is_undecided);
                     }
-                    (Verdict::Freed, Some(sector)) => slots.found_freed(slot, Some(sector)),
-                    (Verdict::Lost, _) => slots.found_lost(slot),
+                    (Verdict::Freed, Some(sector)) => found.slots.found_freed(slot, Some(sector)),
                     (Verdict::Zeroed | Verdict::Freed | Verdict::Used { .. }, _) => {
-                        slots.found_freed(slot, None);
+                        found.slots.found_freed(slot, None);
                     }
                 }
             }
-            progress((page + 1) * PAGE_SECTORS, layout.slots());
             Ok(())
         })?;
-        for slot in losers {
-            slots.free_loser(slot);
-        }
-        let used = used
-            .into_values()
-            .map(|(slot, _)| (slot, slots.used(slot).expect("it was found").sector.address));
-        let used = used.collect();
-        Ok(Found { slots, used })
-    }
-
-    /// What no two slots have.
-    fn place(&self, sector: &Sector) -> (super::overlay::ChunkKey, PeerId, u8) {
-        let address = &sector.address;
-        let peer = if self.broken.is(Rule::FormerReplica) { PeerId(0) } else { address.peer };
-        (key_of(address), peer, address.number.0)
+        Ok(found)
     }
 
     fn judge(&self, slot: SlotIndex, state: &SectorState) -> Result<Verdict, StoreError> {
