@@ -7,13 +7,11 @@ use std::ops::{Bound, Range};
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
 
-use super::checkpoint::Progress;
 use super::error::StoreError;
 use super::io::{Completed, Io, Purpose};
 use super::layout::{SLOT_BLOCKS, SLOT_BYTES};
 use super::overlay::{ChunkKey, Content, FlightId, Overlay, WriteBack, first_key};
-use super::pull::Pulls;
-use super::read::Reads;
+use super::pending::{Progress, Pulls, Reads};
 use super::sector::{Address, BlockEpoch, Word, mix};
 use super::slots::Slots;
 use super::superblock::{Current, Owner};
@@ -196,7 +194,7 @@ impl Store {
 
     /// Memory of blocks that are applied or pulled and not yet written, in bytes.
     pub fn overlay_bytes(&self) -> usize {
-        self.overlay.bytes() + self.pulls.bytes()
+        self.overlay.bytes() + self.pulls.bytes
     }
 
     /// Whether nothing of a group waits to be written or compared.

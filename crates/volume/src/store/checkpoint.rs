@@ -1,31 +1,18 @@
 //! The store's steps of a checkpoint. The server's loop drives them, and has the log's steps.
 //! `docs/format/volume-store.md`, section 7.
 
-use std::collections::VecDeque;
-
 use alluvium_wal::{DeviceOffset, LogOffset};
 
 use super::block_store::Store;
 use super::io::Purpose;
 use super::layout::{META_START, SUPERBLOCK_BYTES};
-use super::slots::{DirtyPage, PAGE_OF_SECTORS_BYTES};
+use super::slots::PAGE_OF_SECTORS_BYTES;
 use super::superblock::Current;
 use crate::rules::Rule;
 use crate::types::{CheckpointNumber, GroupId, Index};
 
 /// Greatest number of neighbouring pages of sectors in one request.
 const REQUEST_PAGES: usize = 64;
-
-/// How far the checkpoint in progress is.
-#[derive(Debug, Default)]
-pub(super) struct Progress {
-    /// The last complete checkpoint.
-    pub(super) complete: CheckpointNumber,
-    /// Requests of the present step in flight.
-    pub(super) requests: usize,
-    /// Pages of sectors that are not yet submitted.
-    pages: VecDeque<DirtyPage>,
-}
 
 impl Store {
     /// The last complete checkpoint.

@@ -1,5 +1,5 @@
-//! The free slots of a store. They are kept in frames of 64 neighbouring slots: a chunk has as many,
-//! so that one that is written in sequence lies in sequence on the device.
+//! The free slots of a store. They are kept in frames of 64 neighbouring slots: a chunk has 64, so
+//! that one that is written in sequence lies in sequence on the device.
 
 use std::collections::BTreeSet;
 

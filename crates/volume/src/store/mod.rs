@@ -12,6 +12,7 @@ mod open;
 mod overlay;
 #[cfg(test)]
 mod overlay_tests;
+mod pending;
 mod pull;
 mod read;
 mod sector;
@@ -32,8 +33,9 @@ pub use layout::{
     SECTOR_BYTES, SLOT_BLOCKS, SLOT_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
 };
 pub use overlay::{ChunkKey, Content, FlightId, Overlay, WriteBack};
+pub use pending::{BlocksRead, DamagedBlock, ReadId};
 pub use pull::ChunkBits;
-pub use read::{BlocksRead, DamagedBlock, ReadId};
+
 pub use sector::{Address, BlockEpoch, Sector, SectorState, Word, encode_lost, mix};
 pub use superblock::{Chosen, CopyState, Current, Owner, Superblock, choose};
 

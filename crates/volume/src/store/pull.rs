@@ -5,50 +5,24 @@
 //! again. Its word alone does not prove that it is equal, since an earlier install may have been
 //! interrupted between the word and the block; so it is read and compared.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 use alluvium_device::DeviceOffset;
-use bytes::Bytes;
 
 use super::block_store::{NoSlots, REQUEST_BLOCKS, Store, blocks_of, chunk_key, parts};
 use super::layout::SLOT_BLOCKS;
 use super::overlay::{ChunkKey, Content};
-use super::read::{DeviceRun, RunPurpose};
+use super::pending::{Comparison, DeviceRun, RunPurpose};
 use super::sector::{Word, mix};
 use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
 use crate::rules::Rule;
-use crate::types::{
-    BlockIndex, CheckpointNumber, ChunkIndex, GroupId, Index, Layer, PeerId, VolumeId,
-};
+use crate::types::{BlockIndex, CheckpointNumber, ChunkIndex, GroupId, Index, Layer, VolumeId};
 
 /// A bit for each block of a chunk: bit `b % 8` of byte `b / 8` for block `b`.
 pub type ChunkBits = [u8; CHUNK_BLOCKS as usize / 8];
 
 /// The index of what no entry has changed.
 const PULLED: Index = Index(0);
-
-/// Pulled blocks that are being compared with those of the device.
-#[derive(Debug, Default)]
-pub(super) struct Pulls {
-    comparisons: BTreeMap<u64, Comparison>,
-    bytes: usize,
-}
-
-#[derive(Debug)]
-struct Comparison {
-    group: GroupId,
-    peer: PeerId,
-    data: Bytes,
-    crcs: Vec<u32>,
-}
-
-impl Pulls {
-    /// Memory in use, in bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
 
 /// What becomes of a pulled block.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -13,97 +13,11 @@ use bytes::Bytes;
 use super::block_store::{REQUEST_BLOCKS, Store, blocks_of, chunk_key, parts};
 use super::layout::SLOT_BLOCKS;
 use super::overlay::{ChunkKey, Content};
+use super::pending::{BlocksRead, DamagedBlock, DeviceRun, Read, ReadId, RunPurpose};
 use super::sector::{Word, mix};
 use crate::op::{BLOCK_BYTES, BlockRange};
 use crate::request::BlockState;
-use crate::types::{BlockIndex, ChunkIndex, GroupId, Layer, VolumeId};
-
-/// The number that the caller has given a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ReadId(pub u64);
-
-/// Blocks that were read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlocksRead {
-    /// The state of each block.
-    pub states: Vec<BlockState>,
-    /// CRC32C of each block with data, in order; empty if only states were requested.
-    pub crcs: Vec<u32>,
-    /// The blocks with data, in order; empty if only states were requested.
-    pub data: Bytes,
-}
-
-/// A block that the device does not return as it was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "block {block} of chunk {chunk} of volume {volume}, group {group}, is damaged: the device \
-     returns something else than was written, or cannot read it"
-)]
-pub struct DamagedBlock {
-    /// The group.
-    pub group: GroupId,
-    /// The volume.
-    pub volume: VolumeId,
-    /// The layer.
-    pub layer: Layer,
-    /// The chunk.
-    pub chunk: ChunkIndex,
-    /// The block in the chunk.
-    pub block: u16,
-}
-
-/// Blocks that lie next to each other on the device, as a read was submitted.
-#[derive(Debug)]
-pub(super) struct DeviceRun {
-    pub(super) key: ChunkKey,
-    pub(super) first: u16,
-    pub(super) words: Vec<Word>,
-    pub(super) at: DeviceOffset,
-    /// The number of changes of words before.
-    stamp: u64,
-    purpose: RunPurpose,
-}
-
-/// What a device read is for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum RunPurpose {
-    /// The read with this number in [`Reads`].
-    Read(u64),
-    /// The comparison with this number in [`super::pull::Pulls`].
-    Pull(u64),
-}
-
-/// A read in progress.
-#[derive(Debug)]
-struct Read {
-    id: ReadId,
-    key: ChunkKey,
-    first: u16,
-    states: Vec<BlockState>,
-    is_states_only: bool,
-    /// Data with checksums, by first block.
-    data: BTreeMap<u16, (Bytes, Vec<u32>)>,
-    /// Device reads in progress.
-    runs: usize,
-    damaged: Option<DamagedBlock>,
-}
-
-/// The reads of a store.
-#[derive(Debug, Default)]
-pub(super) struct Reads {
-    reads: BTreeMap<u64, Read>,
-    runs: BTreeMap<u64, DeviceRun>,
-    /// The number of the next read or device read.
-    next: u64,
-    done: Vec<(ReadId, Result<BlocksRead, DamagedBlock>)>,
-}
-
-impl Reads {
-    pub(super) fn next_number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-}
+use crate::types::{BlockIndex, GroupId, Layer, VolumeId};
 
 impl Store {
     /// Reads blocks of one chunk. The result is that of [`Store::take_reads`], at once if the
