@@ -1,6 +1,6 @@
 //! Replicated block volumes. In development: so far this crate has the records of a volume server's
 //! log and the judgement of its replicas at an opening, ops, the replicated state of a group, and
-//! the structures of the store.
+//! the block store.
 //! Formats: `docs/format/volume-log.md`, `volume-store.md` and `volume-wire.md`.
 //!
 //! # Modules
@@ -14,10 +14,13 @@
 //! - `log/`: records of the log as bytes (`record.rs`, `error.rs`); checkpoints and
 //!   their parts (`checkpoint.rs`, `group.rs`); which replicas a log has, and which are lost
 //!   (`survey.rs`)
-//! - `fuzz.rs`: the check of the fuzz target `volume_log`
-//! - `store/`: positions in a store (`layout.rs`), its superblock and the copy that counts
-//!   (`superblock.rs`), the description of a slot with the checksums of its blocks (`sector.rs`);
-//!   blocks that are applied and not yet written (`overlay.rs`)
+//! - `fuzz.rs`: the checks of the fuzz targets `volume_log` and `volume_store`
+//! - `store/`: the block store of a server. Bytes: positions (`layout.rs`), the superblock and the
+//!   copy that counts (`superblock.rs`), the description of a slot with the checksums of its blocks
+//!   (`sector.rs`). Memory: blocks that are applied and not yet written (`overlay.rs`), the state
+//!   of each slot (`slots.rs`, `free.rs`), what is in progress (`pending.rs`). The store: apply and
+//!   write-back (`block_store.rs`), reads (`read.rs`), installs (`pull.rs`), checkpoints
+//!   (`checkpoint.rs`), format and opening (`open.rs`), requests to the device (`io.rs`)
 #![forbid(unsafe_code)]
 
 mod fields;

@@ -30,7 +30,7 @@ pub(super) const REQUEST_BLOCKS: u16 = 128;
 /// How a store works.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreOptions {
-    /// Requests of write-back in flight, at least 1. A checkpoint has as many of its own.
+    /// Requests of write-back in flight, at least 1. A checkpoint has a quarter of that of its own.
     pub queue_depth: usize,
     /// Blocks are written durably. Checkpoints flush all the same.
     pub durable_writes: bool,
