@@ -175,21 +175,20 @@ impl Overlay {
     }
 
     /// Replaces `blocks` of a chunk by what entry `index` has made of them. Index 0 is that of
-    /// blocks that are not from an entry, and may be written at once.
+    /// blocks that are not from an entry: no commit has to precede their write.
     pub fn insert(&mut self, key: ChunkKey, blocks: Range<u16>, content: Content, index: Index) {
         let is_awaited = self.cut(key, &blocks);
         let count = blocks.end - blocks.start;
-        let is_eligible = index == Index(0);
-        if !is_eligible {
-            let waiting = self.waiting.entry(key.group).or_default();
-            let at = match waiting.back() {
-                Some(last) if last.index > index => waiting.partition_point(|w| w.index <= index),
-                _ => waiting.len(),
-            };
-            waiting.insert(at, Waiting { index, key, blocks: blocks.clone() });
-            self.bytes += size_of::<Waiting>();
-        }
-        let piece = Piece { blocks: count, content, index, is_eligible, flight: None, is_awaited };
+        let waiting = self.waiting.entry(key.group).or_default();
+        // Blocks that are not from an entry go to the front.
+        let at = match waiting.back() {
+            Some(last) if last.index > index => waiting.partition_point(|w| w.index <= index),
+            _ => waiting.len(),
+        };
+        waiting.insert(at, Waiting { index, key, blocks: blocks.clone() });
+        self.bytes += size_of::<Waiting>();
+        let piece =
+            Piece { blocks: count, content, index, is_eligible: false, flight: None, is_awaited };
         self.put(key, blocks.start, piece);
     }
 
@@ -358,6 +357,10 @@ impl Overlay {
     pub fn swap(&mut self, base: impl Fn(GroupId) -> Index) {
         assert!(!self.has_awaited(), "one checkpoint at a time");
         for (key, chunk) in &mut self.chunks {
+            if chunk.pieces.is_empty() {
+                // The replica may be gone.
+                continue;
+            }
             let base = base(key.group);
             for (first, piece) in &mut chunk.pieces {
                 piece.is_awaited = piece.index <= base || piece.flight.is_some();

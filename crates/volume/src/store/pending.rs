@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use alluvium_device::DeviceOffset;
 use bytes::Bytes;
 
 use super::overlay::ChunkKey;
@@ -51,7 +50,6 @@ pub(super) struct DeviceRun {
     pub(super) key: ChunkKey,
     pub(super) first: u16,
     pub(super) words: Vec<Word>,
-    pub(super) at: DeviceOffset,
     /// The number of changes of words before.
     pub(super) stamp: u64,
     pub(super) purpose: RunPurpose,

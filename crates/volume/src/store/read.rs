@@ -136,7 +136,7 @@ impl Store {
         let number = self.reads.next_number();
         let len_bytes = words.len() * BLOCK_BYTES;
         let stamp = self.slots.stamp();
-        self.reads.runs.insert(number, DeviceRun { key, first, words, at, stamp, purpose });
+        self.reads.runs.insert(number, DeviceRun { key, first, words, stamp, purpose });
         self.io.read(at, len_bytes, number);
     }
 
@@ -198,15 +198,14 @@ impl Store {
         }
     }
 
-    /// Whether the word of a block may have been set since it was read, or its slot was.
+    /// Whether the word of a block may have been set since its read was submitted.
     fn has_changed(&self, run: &DeviceRun, block: u16) -> bool {
         if self.overlay.read(run.key, block..block + 1).next().is_some() {
             return true;
         }
-        let Some(slot) = self.slot(run.key, usize::from(block) / SLOT_BLOCKS) else { return true };
-        let at = self.slots.layout().block_at(slot, usize::from(block) % SLOT_BLOCKS);
-        let was_at = run.at.0 + u64::from(block - run.first) * BLOCK_BYTES as u64;
-        at.0 != was_at || self.slots.used(slot).is_none_or(|used| used.stamp > run.stamp)
+        let slot = self.slot(run.key, usize::from(block) / SLOT_BLOCKS);
+        let used = slot.and_then(|slot| self.slots.used(slot));
+        used.is_none_or(|used| used.stamp > run.stamp)
     }
 
     /// Completes a read if nothing of it is in progress.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
-use alluvium_wal::LogOffset;
+use alluvium_wal::{DeviceOffset, LogOffset};
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -169,6 +169,11 @@ fn peek_sector(disk: &SimDisk, slot: u32) -> SectorState {
     SectorState::decode(owner().store_id, SlotIndex(slot), bytes)
 }
 
+fn peek_copy(disk: &SimDisk, at: DeviceOffset) -> CopyState {
+    let page = disk.peek_durable(at.0, SUPERBLOCK_BYTES);
+    CopyState::decode(page.as_slice().try_into().unwrap())
+}
+
 // -- Opening
 
 #[test]
@@ -178,6 +183,10 @@ fn a_store_is_opened_with_what_the_checkpoint_has_made_durable() {
     apply(&mut first, 0, 3, data(&[1, 2, 3]), 1);
     apply(&mut first, 70, 2, Content::Zeros, 2);
     checkpoint(&mut first);
+    for at in SUPERBLOCK_AT {
+        let CopyState::Valid(copy) = peek_copy(&disk, at) else { panic!("{at:?} is not valid") };
+        assert_eq!(copy.checkpoint, CheckpointNumber(1));
+    }
     apply(&mut first, 1, 1, Content::Absent, 3);
     assert_eq!(first.checkpoint(), CheckpointNumber(1));
     drop(first);
@@ -350,11 +359,7 @@ fn a_log_without_replicas_may_be_ahead_of_its_store() {
     assert_eq!((store.checkpoint(), store.free_slots()), (CheckpointNumber(5), 13));
     for at in SUPERBLOCK_AT {
         // Either copy has the number.
-        let disk = disk.clone();
-        let page = disk.peek_durable(at.0, SUPERBLOCK_BYTES);
-        let CopyState::Valid(copy) = CopyState::decode(page.as_slice().try_into().unwrap()) else {
-            panic!("{at:?} is not valid");
-        };
+        let CopyState::Valid(copy) = peek_copy(&disk, at) else { panic!("{at:?} is not valid") };
         assert_eq!((copy.checkpoint, copy.wal_offset), (CheckpointNumber(5), LogOffset(50)));
     }
     checkpoint(&mut store);
@@ -655,19 +660,33 @@ fn a_pulled_block_is_written_unless_the_device_has_it() {
 
 #[test]
 fn what_has_changed_while_a_pulled_block_was_compared_stays() {
-    let disk = disk();
-    let mut store = store(&disk, 0);
-    apply(&mut store, 0, 1, data(&[1]), 1);
-    land(&mut store);
-    let layout = Layout::new(DEVICE_BYTES, MAX_BYTES).unwrap();
-    disk.poke(layout.block_at(SlotIndex(0), 0).0, &page(7));
-    disk.set_mode(Mode::Queued);
-    pull(&mut store, 0, &data(&[1]), 1);
-    pull(&mut store, 0, &data(&[5]), 1);
-    disk.set_mode(Mode::Immediate);
-    store.take_completions().unwrap();
-    land(&mut store);
-    assert_eq!(bytes(&read(&mut store, 0, 1).unwrap()), [5]);
+    let newer = [(data(&[5]), BlockState::Data), (Content::Zeros, BlockState::Zeros)];
+    for (content, state) in newer.into_iter().chain([(Content::Absent, BlockState::Absent)]) {
+        for lands_first in [false, true] {
+            let disk = disk();
+            let mut store = store(&disk, 0);
+            apply(&mut store, 0, 1, data(&[1]), 1);
+            land(&mut store);
+            let layout = Layout::new(DEVICE_BYTES, MAX_BYTES).unwrap();
+            disk.poke(layout.block_at(SlotIndex(0), 0).0, &page(7));
+            disk.set_mode(Mode::Queued);
+            pull(&mut store, 0, &data(&[1]), 1);
+            pull(&mut store, 0, &content, 1);
+            if lands_first {
+                write_back(&mut store);
+                if state == BlockState::Data {
+                    disk.step_at(1);
+                }
+                store.take_completions().unwrap();
+            }
+            disk.set_mode(Mode::Immediate);
+            store.take_completions().unwrap();
+            land(&mut store);
+            let found = read(&mut store, 0, 1).unwrap();
+            assert_eq!(found.states, [state], "{lands_first}");
+            assert!(bytes(&found).iter().all(|byte| *byte == 5));
+        }
+    }
 }
 
 #[test]
@@ -765,4 +784,12 @@ fn neighbouring_blocks_are_one_request_and_the_queue_is_bounded() {
     store.take_completions().unwrap();
     land(&mut store);
     assert_eq!(read(&mut store, 0, 230).unwrap().crcs.len(), 133);
+    assert_eq!(disk.counters().dsync_writes, 4, "those of the format");
+    drop(store);
+    let options = StoreOptions { durable_writes: true, ..options };
+    let mut store = open_with(&disk, &expected(0), options).unwrap();
+    store.add_replica(GROUP, PEER);
+    apply(&mut store, 0, 1, data(&[1]), 132);
+    land(&mut store);
+    assert_eq!(disk.counters().dsync_writes, 5);
 }
