@@ -25,7 +25,8 @@ pub(super) enum Purpose {
 /// A request that has completed.
 pub(super) type Completed = (Purpose, Result<Option<AlignedBuf>, DeviceError>);
 
-/// Called on threads of the device when a request has completed.
+/// Called when a request has completed: on a thread of the device, or within a call of the store.
+/// It must neither block nor call the store.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
 /// The device, with the completions that were not taken yet.

@@ -35,6 +35,15 @@ enum Fate {
     Compared(DeviceOffset, Word),
 }
 
+impl Fate {
+    fn word(&self) -> Option<Word> {
+        match self {
+            Self::Compared(_, word) => Some(*word),
+            Self::Dropped | Self::Put => None,
+        }
+    }
+}
+
 impl Store {
     /// Takes blocks that another replica has. The log has durably recorded the install.
     ///
@@ -66,11 +75,7 @@ impl Store {
             match (fates[at], part) {
                 (Fate::Dropped, _) => {}
                 (Fate::Compared(device_at, _), Content::Data(data, crcs)) => {
-                    let words = fates[at..at + len].iter().map(|fate| match fate {
-                        Fate::Compared(_, word) => *word,
-                        _ => unreachable!("a run has one fate"),
-                    });
-                    let words = words.collect();
+                    let words = fates[at..at + len].iter().filter_map(Fate::word).collect();
                     let number = self.reads.next_number();
                     let peer = *self.replicas.get(&group).expect("a replica pulls blocks");
                     self.pulls.bytes += data.len();

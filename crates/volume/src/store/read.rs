@@ -10,13 +10,13 @@ use std::ops::Range;
 use alluvium_device::{AlignedBuf, DeviceOffset};
 use bytes::Bytes;
 
-use super::block_store::{REQUEST_BLOCKS, Store, blocks_of, chunk_key, parts};
+use super::block_store::{Store, blocks_of, chunk_key, parts};
 use super::layout::SLOT_BLOCKS;
 use super::overlay::{ChunkKey, Content};
 use super::pending::{BlocksRead, DamagedBlock, DeviceRun, Read, ReadId, RunPurpose};
 use super::sector::{Word, mix};
 use crate::op::{BLOCK_BYTES, BlockRange};
-use crate::request::BlockState;
+use crate::request::{BlockState, MAX_READ_BLOCKS};
 use crate::types::{BlockIndex, GroupId, Layer, VolumeId};
 
 impl Store {
@@ -110,7 +110,7 @@ impl Store {
                     Some((first, start, words))
                         if usize::from(block - *first) == words.len()
                             && at.0 == start.0 + (words.len() * BLOCK_BYTES) as u64
-                            && words.len() < usize::from(REQUEST_BLOCKS) =>
+                            && words.len() < usize::from(MAX_READ_BLOCKS) =>
                     {
                         words.push(word);
                     }
