@@ -47,20 +47,26 @@ impl FreeSlots {
         self.count += 1;
     }
 
-    /// Takes `preferred` if it is free, otherwise for the first slot of a chunk (`preferred` is
-    /// `None`) the slot with this number in a frame that is all free, otherwise the lowest one.
+    /// Takes `preferred` if it is free. Otherwise takes the lowest slot in a frame that is in use;
+    /// but for the first slot of a chunk, which has no preferred one, the slot with this number in
+    /// a frame that is all free.
     pub(super) fn take(&mut self, preferred: Option<SlotIndex>, number: u8) -> Option<SlotIndex> {
-        let preferred = preferred.filter(|slot| self.contains(*slot));
-        let in_frame = |frame: &u32| SlotIndex(frame * FRAME_SLOTS + u32::from(number));
-        let slot =
-            preferred.or_else(|| self.whole.first().map(in_frame)).or_else(|| self.lowest())?;
+        let slot = match preferred {
+            Some(slot) if self.contains(slot) => Some(slot),
+            Some(_) => None,
+            None => {
+                let frame = self.whole.first();
+                frame.map(|frame| SlotIndex(frame * FRAME_SLOTS + u32::from(number)))
+            }
+        };
+        let slot = slot.or_else(|| self.lowest())?;
         self.change(slot);
         self.count -= 1;
         Some(slot)
     }
 
     fn lowest(&self) -> Option<SlotIndex> {
-        let frame = *self.partial.first()?;
+        let frame = *self.partial.first().or_else(|| self.whole.first())?;
         let bit = self.frames[frame as usize].trailing_zeros();
         Some(SlotIndex(frame * FRAME_SLOTS + bit))
     }
@@ -104,17 +110,20 @@ mod tests {
 
     #[test]
     fn a_chunk_lies_in_sequence_and_chunks_share_a_frame_only_when_none_is_left() {
-        let mut free = all(2 * FRAME_SLOTS + 8);
-        let first = free.take(None, 3).unwrap();
-        assert_eq!(first, SlotIndex(3));
+        let mut free = all(3 * FRAME_SLOTS + 8);
+        assert_eq!(free.take(None, 3), Some(SlotIndex(3)));
         assert_eq!(free.take(Some(SlotIndex(4)), 4), Some(SlotIndex(4)));
-        // Another chunk takes another frame, and a third one the lowest slot of a partial frame.
+        // A preferred slot that is taken or beyond the end is replaced, in a frame that is in use.
+        assert_eq!(free.take(Some(SlotIndex(3)), 9), Some(SlotIndex(0)));
+        assert_eq!(free.take(Some(SlotIndex(1000)), 9), Some(SlotIndex(1)));
+        // Other chunks take other frames, and then the lowest slot.
         assert_eq!(free.take(None, 0), Some(SlotIndex(64)));
-        assert_eq!(free.take(None, 9), Some(SlotIndex(0)));
-        // A preferred slot that is taken or beyond the end is replaced.
-        assert_eq!(free.take(Some(SlotIndex(3)), 1), Some(SlotIndex(1)));
-        assert_eq!(free.take(Some(SlotIndex(1000)), 1), Some(SlotIndex(2)));
-        assert_eq!(free.count(), 2 * FRAME_SLOTS + 8 - 6);
+        assert_eq!(free.take(None, 63), Some(SlotIndex(191)));
+        assert_eq!(free.take(None, 9), Some(SlotIndex(2)));
+        assert_eq!(free.count(), 3 * FRAME_SLOTS + 8 - 7);
+        // Without a frame in use, one that is all free is begun.
+        let mut free = all(FRAME_SLOTS);
+        assert_eq!(free.take(Some(SlotIndex(1000)), 9), Some(SlotIndex(0)));
     }
 
     proptest! {

@@ -60,7 +60,7 @@ pub(super) struct DeviceRun {
 pub(super) enum RunPurpose {
     /// The read with this number in [`Reads`].
     Read(u64),
-    /// The comparison with this number in [`super::pull::Pulls`].
+    /// The comparison with this number in [`Pulls`].
     Pull(u64),
 }
 
