@@ -1,9 +1,14 @@
 //! Errors of a coordination service.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{LeaseId, Revision};
 
 /// What a coordination service answers instead of a result.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+///
+/// The protocol sends the variants by their number, so a new one goes to the end
+/// (`docs/format/coordination-wire.md`).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Error {
     /// The history that a list or watch needs is gone. The caller lists the current revision.
@@ -33,11 +38,27 @@ pub enum Error {
     /// possible.
     #[error("the metadata is full: {0}")]
     Full(String),
-    /// There is no answer. Whether a change was applied is unknown.
-    #[error("the metadata cannot be reached, the outcome of a change is unknown: {0}")]
+    /// The service cannot be reached. The request has changed nothing.
+    #[error("the metadata cannot be reached: {0}")]
     Unavailable(String),
     /// The service's storage has failed or is damaged, and must be opened again. Whether the change
     /// that met the failure was applied is unknown.
     #[error("the metadata's storage has failed: {0}")]
     Failed(String),
+    /// The request was sent and there is no answer. Whether the change was applied, or still will
+    /// be, is unknown. [`crate::retry::commit`] finds out for a guarded transaction.
+    #[error("the outcome of a change of the metadata is unknown: {0}")]
+    Unknown(String),
+    /// The service is not the one that this client used before, or was set back: numbers that it
+    /// gives out may have been given out already. The client does not use it.
+    #[error("the metadata was replaced: {0}")]
+    Replaced(String),
+}
+
+impl Error {
+    /// Returns whether the change that was asked for may have been applied.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Self::Unknown(_) | Self::Failed(_))
+    }
 }

@@ -6,13 +6,17 @@
 //! - `numbers.rs`, `types.rs`, `limits.rs`, `error.rs`: revisions; entries, transactions,
 //!   pages; bounds; errors
 //! - `keys.rs`: the names of all keys, of volumes and of brokers
-//! - `election.rs`: elections, and lists of all pages, as functions over the trait
+//! - `election.rs`, `retry.rs`, `lease.rs`: elections and lists of all pages, transactions whose
+//!   outcome is unknown, and renewals of leases, over the trait
 //! - `state.rs`, `history.rs`: the deterministic state that `memory.rs` and `redb.rs` share
 //! - `shared.rs`: that state with a lock, and its watches
 //! - `memory.rs`: in memory, for tests and simulations
 //! - `redb.rs`: in a file (`docs/format/coordination.md`)
+//! - `host.rs`, `remote.rs`, `wire.rs`: a service on a TCP port, its client, and their protocol
+//!   (`docs/format/coordination-wire.md`)
 //! - `clock.rs`: the clock as an argument
-//! - `conformance.rs`: the tests that every implementation passes
+//! - `conformance.rs`, `faulty.rs`: the tests that every implementation passes; faults by seed
+//! - `fuzz.rs`: the check of the fuzz target `coordination_wire`
 #![forbid(unsafe_code)]
 
 use std::time::Duration;
@@ -25,22 +29,34 @@ mod clock;
 pub mod conformance;
 pub mod election;
 mod error;
+#[cfg(any(test, feature = "conformance"))]
+pub mod faulty;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod history;
+mod host;
 pub mod keys;
+mod lease;
 mod limits;
 mod memory;
 mod numbers;
 mod redb;
+mod remote;
+pub mod retry;
 mod shared;
 mod state;
 mod types;
+mod wire;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::Error;
+pub use host::{Host, HostOptions, Hosted};
+pub use lease::KeptLease;
 pub use limits::Limits;
 pub use memory::MemoryCoordination;
-pub use numbers::{LeaseId, Revision};
+pub use numbers::{Identity, LeaseId, Revision};
 pub use redb::RedbCoordination;
+pub use remote::{Remote, RemoteOptions};
 pub use types::{
     Change, Changes, Conflict, Entry, Event, Guard, Lease, ListRequest, MAX_KEY_BYTES, MAX_LEASES,
     MAX_PAGE_BYTES, MAX_PAGE_ENTRIES, MAX_TRANSACTION_BYTES, MAX_TRANSACTION_ITEMS, MAX_TTL,
@@ -56,12 +72,20 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// and what it sees is durable. Revisions grow by one with each transaction or end of a lease that
 /// changes a key, also over restarts. Keys are ordered by their bytes.
 ///
-/// A dropped future leaves a change either applied or not. The same holds after
-/// [`Error::Unavailable`] and [`Error::Failed`]. A transaction may then be sent again if a guard
-/// compares a key that it changes: the first application makes the second one a conflict. The
-/// conflict alone does not tell whose change was applied; the value has to.
+/// A dropped future leaves a change either applied or not. The same holds after [`Error::Unknown`]
+/// and [`Error::Failed`]; after every other error nothing has changed. A transaction whose outcome
+/// is unknown may be sent again if a guard compares a key that it changes: the first application
+/// makes the second one a conflict. The conflict alone does not show whose change was applied; the
+/// value has to. [`retry::commit`] does this.
 #[async_trait]
 pub trait Coordination: Send + Sync {
+    /// Returns the identity of the service's history. It stays the same while the service exists,
+    /// unless the service is restored from a backup.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Failed`], [`Error::Replaced`], as all operations.
+    async fn identity(&self) -> Result<Identity>;
+
     /// Returns a key's entry, or `None` if it does not exist.
     ///
     /// # Errors
@@ -87,8 +111,8 @@ pub trait Coordination: Send + Sync {
     ///
     /// # Errors
     /// The inner error is the guard that does not hold. The outer ones are
-    /// [`Error::LeaseNotFound`], [`Error::Invalid`] and [`Error::Full`], which have changed
-    /// nothing, and [`Error::Unavailable`] and [`Error::Failed`], with an unknown outcome.
+    /// [`Error::LeaseNotFound`], [`Error::Invalid`] and [`Error::Full`], and
+    /// [`Error::Unknown`] and [`Error::Failed`], with an unknown outcome.
     async fn commit(
         &self,
         transaction: &Transaction,
@@ -109,7 +133,7 @@ pub trait Coordination: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Invalid`] above [`MAX_TTL`]; [`Error::Full`] with [`MAX_LEASES`];
-    /// [`Error::Unavailable`], [`Error::Failed`]: the lease may exist, without keys, until it ends.
+    /// [`Error::Unknown`], [`Error::Failed`]: the lease may exist, without keys, until it ends.
     async fn grant(&self, ttl: Duration) -> Result<Lease>;
 
     /// Renews a lease for its time to live, from the time at which the service receives this.
@@ -122,6 +146,6 @@ pub trait Coordination: Send + Sync {
     /// Ends a lease at once, with its keys.
     ///
     /// # Errors
-    /// [`Error::LeaseNotFound`], [`Error::Unavailable`], [`Error::Failed`].
+    /// [`Error::LeaseNotFound`], [`Error::Unavailable`], [`Error::Unknown`], [`Error::Failed`].
     async fn revoke(&self, lease: LeaseId) -> Result<()>;
 }

@@ -6,20 +6,22 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use parking_lot::Mutex;
+use uuid::Uuid;
 
 use crate::shared::Shared;
 use crate::state::{State, Step};
 use crate::{
-    Changes, Clock, Conflict, Coordination, Entry, Error, Lease, LeaseId, Limits, ListRequest,
-    Page, Result, Revision, Transaction, check_key,
+    Changes, Clock, Conflict, Coordination, Entry, Error, Hosted, Identity, Lease, LeaseId, Limits,
+    ListRequest, Page, Result, Revision, Transaction, check_key,
 };
 
 /// A coordination service in memory.
 ///
 /// Its futures are ready at once, except for those of watches. Leases end in the next transaction
-/// or operation on leases after their time, or in [`MemoryCoordination::expire`].
+/// or operation on leases after their time, or in [`Hosted::expire`].
 pub struct MemoryCoordination {
     shared: Arc<Shared>,
+    identity: Identity,
     clock: Arc<dyn Clock>,
     /// Held from the planning of a step until it is applied.
     writer: Mutex<()>,
@@ -32,16 +34,18 @@ impl std::fmt::Debug for MemoryCoordination {
 }
 
 impl MemoryCoordination {
-    /// Returns a service without keys at revision 0.
+    /// Returns a service without keys at revision 0. Its store id is nil, so that simulations are
+    /// deterministic.
     #[must_use]
     pub fn new(limits: Limits, clock: Arc<dyn Clock>) -> Self {
-        Self { shared: Shared::new(State::new(limits)), clock, writer: Mutex::new(()) }
+        Self::with_identity(limits, clock, Identity { store: Uuid::nil(), restores: 0 })
     }
 
-    /// Ends all leases whose time is over.
-    pub fn expire(&self) {
-        let nothing = self.write(|_| Ok((None, ())));
-        nothing.expect("a service in memory does not stop while it is in use");
+    /// Returns a service without keys at revision 0, with this identity.
+    #[must_use]
+    pub fn with_identity(limits: Limits, clock: Arc<dyn Clock>, identity: Identity) -> Self {
+        let shared = Shared::new(State::new(limits));
+        Self { shared, identity, clock, writer: Mutex::new(()) }
     }
 
     fn write<T>(&self, plan: impl FnOnce(&State) -> Result<(Option<Step>, T)>) -> Result<T> {
@@ -58,7 +62,18 @@ impl Drop for MemoryCoordination {
 }
 
 #[async_trait]
+impl Hosted for MemoryCoordination {
+    async fn expire(&self) -> Result<()> {
+        self.write(|_| Ok((None, ())))
+    }
+}
+
+#[async_trait]
 impl Coordination for MemoryCoordination {
+    async fn identity(&self) -> Result<Identity> {
+        Ok(self.identity)
+    }
+
     async fn get(&self, key: &str) -> Result<Option<Entry>> {
         check_key(key)?;
         self.shared.with(|state| state.get(key).cloned())
@@ -120,7 +135,7 @@ mod tests {
 
         async fn advance(&self, by: Duration) {
             self.clock.advance(by);
-            self.service.expire();
+            self.service.expire().await.unwrap();
         }
 
         async fn compact(&self) {

@@ -12,8 +12,8 @@ use tokio::sync::{mpsc, oneshot};
 use crate::shared::Shared;
 use crate::state::{State, Step};
 use crate::{
-    Changes, Clock, Conflict, Coordination, Entry, Error, Lease, LeaseId, Limits, ListRequest,
-    Page, Result, Revision, Transaction, check_key,
+    Changes, Clock, Conflict, Coordination, Entry, Error, Hosted, Identity, Lease, LeaseId, Limits,
+    ListRequest, Page, Result, Revision, Transaction, check_key,
 };
 
 mod file;
@@ -36,11 +36,12 @@ type Job = Box<dyn FnOnce(&mut Writer) + Send>;
 /// every operation returns [`Error::Failed`] until the file is opened again.
 ///
 /// Leases end in the next transaction or operation on leases after their time, or in
-/// [`RedbCoordination::expire`], which the host calls at least several times a second. Renewals are
+/// [`Hosted::expire`], which the host calls several times a second. Renewals are
 /// not stored: an opening extends each lease by its time to live, so that an outage of the host
 /// does not end those that are still renewed.
 pub struct RedbCoordination {
     shared: Arc<Shared>,
+    identity: Identity,
     clock: Arc<dyn Clock>,
     /// `None` only while it is dropped.
     jobs: Option<mpsc::Sender<Job>>,
@@ -61,6 +62,35 @@ impl RedbCoordination {
     /// newer version wrote it.
     pub fn open(path: &Path, limits: Limits, clock: Arc<dyn Clock>) -> Result<Self> {
         let (store, state) = Store::open(path, limits, clock.now())?;
+        Self::start(store, state, clock)
+    }
+
+    /// Records that the file at `path` was restored from a backup, or is a copy, and returns its
+    /// new identity. Blocking.
+    ///
+    /// The operator calls this once after each restore, before the file is opened again, because a
+    /// backup lacks the numbers that were given out after it. The file gets a new store id, the
+    /// count of restores grows, revisions and lease numbers continue far above those of the backup,
+    /// and the history is dropped, so that every watch lists again.
+    ///
+    /// # Errors
+    /// As [`RedbCoordination::open`].
+    pub fn restored(path: &Path) -> Result<Identity> {
+        if !path.exists() {
+            return Err(Error::Failed(format!("{}: there is no such file", path.display())));
+        }
+        let (mut store, _) = Store::open(path, Limits::default(), Duration::ZERO)?;
+        store.restore()
+    }
+
+    #[cfg(test)]
+    fn open_backend(backend: impl ::redb::StorageBackend, clock: Arc<dyn Clock>) -> Result<Self> {
+        let (store, state) = Store::open_backend(backend, Limits::default(), clock.now())?;
+        Self::start(store, state, clock)
+    }
+
+    fn start(store: Store, state: State, clock: Arc<dyn Clock>) -> Result<Self> {
+        let identity = store.identity();
         let shared = Shared::new(state);
         let (jobs, mut queue) = mpsc::channel::<Job>(QUEUED_CHANGES);
         let mut writer = Writer { store, shared: shared.clone(), clock: clock.clone() };
@@ -72,34 +102,22 @@ impl RedbCoordination {
                 }
             })
             .map_err(|error| Error::Failed(format!("cannot start a thread: {error}")))?;
-        Ok(Self { shared, clock, jobs: Some(jobs), thread: Some(thread) })
-    }
-
-    /// Ends all leases whose time is over.
-    ///
-    /// # Errors
-    /// [`Error::Failed`], [`Error::Unavailable`].
-    pub async fn expire(&self) -> Result<()> {
-        let over = self.shared.with(|state| state.next_expiry())?;
-        if over.is_none_or(|over| self.clock.now() < over) {
-            return Ok(());
-        }
-        self.write(|_| Ok((None, ()))).await
+        Ok(Self { shared, identity, clock, jobs: Some(jobs), thread: Some(thread) })
     }
 
     async fn write<T: Send + 'static>(
         &self,
         plan: impl FnOnce(&State) -> Result<(Option<Step>, T)> + Send + 'static,
     ) -> Result<T> {
-        let ended = |_| Error::Unavailable("the thread that writes has ended".to_owned());
+        let ended = || "the thread that writes has ended".to_owned();
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move |writer| {
             // The caller may have gone; the change is made in any case.
             let _ = answer.send(writer.run(plan));
         });
         let jobs = self.jobs.as_ref().expect("present until the drop");
-        jobs.send(job).await.map_err(|_| ended(()))?;
-        answered.await.map_err(|_| ended(()))?
+        jobs.send(job).await.map_err(|_| Error::Unavailable(ended()))?;
+        answered.await.map_err(|_| Error::Unknown(ended()))?
     }
 }
 
@@ -141,7 +159,22 @@ impl Writer {
 }
 
 #[async_trait]
+impl Hosted for RedbCoordination {
+    async fn expire(&self) -> Result<()> {
+        let over = self.shared.with(|state| state.next_expiry())?;
+        if over.is_none_or(|over| self.clock.now() < over) {
+            return Ok(());
+        }
+        self.write(|_| Ok((None, ()))).await
+    }
+}
+
+#[async_trait]
 impl Coordination for RedbCoordination {
+    async fn identity(&self) -> Result<Identity> {
+        self.shared.with(|_| self.identity)
+    }
+
     async fn get(&self, key: &str) -> Result<Option<Entry>> {
         check_key(key)?;
         self.shared.with(|state| state.get(key).cloned())

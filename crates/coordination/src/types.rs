@@ -1,8 +1,10 @@
-//! Keys, revisions, transactions and their bounds.
+//! Keys, revisions, transactions and their bounds. The protocol sends these types as they are, so
+//! their fields and variants keep their order (`docs/format/coordination-wire.md`).
 
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, LeaseId, Revision};
 
@@ -28,7 +30,7 @@ pub const MAX_TTL: Duration = Duration::from_secs(3600);
 pub const MAX_LEASES: usize = 10_000;
 
 /// A granted lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// Its number.
     pub id: LeaseId,
@@ -37,7 +39,7 @@ pub struct Lease {
 }
 
 /// A key with its value, at one revision.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// The key.
     pub key: String,
@@ -52,7 +54,7 @@ pub struct Entry {
 }
 
 /// A condition of a transaction on one key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Guard {
     /// The key does not exist.
     Absent(String),
@@ -93,7 +95,7 @@ impl Guard {
 }
 
 /// A change of one key.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
     /// Sets the value, and the lease with which the key ends: a put without one keeps the key.
     Put {
@@ -131,7 +133,7 @@ impl Change {
 }
 
 /// Changes that are applied together if all guards hold.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transaction {
     /// Conditions; several may be on one key.
     pub guards: Vec<Guard>,
@@ -187,7 +189,7 @@ impl Transaction {
 }
 
 /// The guard of a transaction that did not hold. The transaction has changed nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
     /// The key of the first guard that did not hold.
     pub key: String,
@@ -198,7 +200,7 @@ pub struct Conflict {
 }
 
 /// What a page of a list has to contain.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListRequest {
     /// The beginning of the keys; empty for all keys.
     pub prefix: String,
@@ -249,7 +251,7 @@ impl ListRequest {
 }
 
 /// A page of a list.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Page {
     /// Entries by key, in the order of the keys' bytes.
     pub entries: Vec<Entry>,
@@ -260,7 +262,7 @@ pub struct Page {
 }
 
 /// A change of a key as a watch reports it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// The key.
     pub key: String,
@@ -269,7 +271,7 @@ pub struct Event {
 }
 
 /// All changes that one revision made to the keys of a watch. A revision is never split.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Changes {
     /// The revision.
     pub revision: Revision,

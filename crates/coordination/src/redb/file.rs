@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use redb::{
     Builder, Database, ReadableDatabase as _, ReadableTable as _, Table, TableDefinition,
-    TableError,
+    TableError, WriteTransaction,
 };
+
+use uuid::Uuid;
 
 use super::rows::{
     Kind, Meta, decode_entry, decode_lease, decode_meta, decode_revision, encode_entry,
@@ -16,9 +18,8 @@ use super::rows::{
 };
 use crate::history::History;
 use crate::state::{Position, State, Step};
-use crate::{Error, LeaseId, Limits, Result, Revision};
+use crate::{Error, Identity, LeaseId, Limits, Result, Revision};
 
-const FORMAT: u32 = 1;
 const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
 const ENTRIES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("entries");
 const LEASES: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("leases");
@@ -28,9 +29,19 @@ const META_ROW: &str = "state";
 /// All rows are read once, so a small page cache suffices.
 const PAGE_CACHE_BYTES: usize = 8 << 20;
 
+/// What a restore adds to the revision and to the next lease, so that numbers which the backup
+/// lacks are not used again.
+const SKIPPED_BY_RESTORE: u64 = 1 << 40;
+
 pub(super) struct Store {
     database: Database,
     meta: Meta,
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder.set_cache_size(PAGE_CACHE_BYTES);
+    builder
 }
 
 fn failed(error: impl Into<redb::Error>) -> Error {
@@ -53,25 +64,46 @@ impl Store {
             }
             _ => {}
         }
-        let database = Builder::new()
-            .set_cache_size(PAGE_CACHE_BYTES)
-            .create(path)
-            .map_err(|error| name(&error))?;
+        let database = builder().create(path).map_err(|error| name(&error))?;
         // A new file is durable only when its directory is synced.
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         File::open(directory.unwrap_or(Path::new(".")))
             .and_then(|directory| directory.sync_all())
             .map_err(|error| name(&format!("cannot sync its directory: {error}")))?;
-        let mut store = Self { database, meta: Meta::default() };
-        let state = match store.load(limits.clone(), now).map_err(|error| name(&error))? {
-            Some(state) => state,
-            None => {
-                let state = State::new(limits);
-                store.write(&Step::default(), &state.position()).map_err(|error| name(&error))?;
-                state
-            }
-        };
+        Self::load_or_create(database, limits, now).map_err(|error| name(&error))
+    }
+
+    /// Opens or creates the service in a storage that is not a file.
+    #[cfg(test)]
+    pub(super) fn open_backend(
+        backend: impl redb::StorageBackend,
+        limits: Limits,
+        now: Duration,
+    ) -> Result<(Self, State)> {
+        let database = builder().create_with_backend(backend).map_err(failed)?;
+        Self::load_or_create(database, limits, now).map_err(Error::Failed)
+    }
+
+    fn load_or_create(
+        database: Database,
+        limits: Limits,
+        now: Duration,
+    ) -> std::result::Result<(Self, State), String> {
+        let identity = Identity { store: Uuid::new_v4(), restores: 0 };
+        let meta = Meta { identity, revision: 0, oldest: 0, next_lease: 0, sum: 0 };
+        let mut store = Self { database, meta };
+        let loaded = store.load(limits.clone(), now)?;
+        let is_stored = loaded.is_some() && store.meta.identity != identity;
+        let state = loaded.unwrap_or_else(|| State::new(limits));
+        if !is_stored {
+            let written = store.write(&Step::default(), &state.position());
+            written.map_err(|error| error.to_string())?;
+        }
         Ok((store, state))
+    }
+
+    pub(super) fn identity(&self) -> Identity {
+        self.meta.identity
     }
 
     fn load(
@@ -87,11 +119,7 @@ impl Store {
         let row = meta.get(META_ROW).map_err(text)?;
         let row = row.ok_or("it has no metadata row")?;
         let body = unseal(Kind::Meta, META_ROW.as_bytes(), row.value())?;
-        self.meta = decode_meta(body)?;
-        if self.meta.format != FORMAT {
-            let format = self.meta.format;
-            return Err(format!("it has format {format}, and this version reads {FORMAT}"));
-        }
+        self.meta = decode_meta(body, self.meta.identity)?;
         let mut sum = 0_u64;
         let mut entries = Vec::new();
         let table = read.open_table(ENTRIES).map_err(text)?;
@@ -138,7 +166,7 @@ impl Store {
     pub(super) fn write(&mut self, step: &Step, state: &Position) -> Result<()> {
         let next_lease = step.granted.map_or(state.next_lease.0, |lease| lease.id.0 + 1);
         let mut meta = Meta {
-            format: FORMAT,
+            identity: self.meta.identity,
             revision: step.recorded.as_ref().map_or(state.revision, |new| new.revision).0,
             oldest: state.oldest.0,
             next_lease,
@@ -177,6 +205,33 @@ impl Store {
                 revisions.set(revision, None)?;
             }
         }
+        self.finish(write, meta)
+    }
+
+    /// Gives the history another identity, which begins above all numbers that were given out since
+    /// the backup that the file comes from.
+    pub(super) fn restore(&mut self) -> Result<Identity> {
+        let full = || Error::Failed("its numbers are used up".to_owned());
+        let skip = |number: u64| number.checked_add(SKIPPED_BY_RESTORE).ok_or_else(full);
+        let mut meta = self.meta;
+        let restores = meta.identity.restores.checked_add(1).ok_or_else(full)?;
+        meta.identity = Identity { store: Uuid::new_v4(), restores };
+        meta.revision = skip(meta.revision)?;
+        meta.oldest = meta.revision;
+        meta.next_lease = skip(meta.next_lease)?;
+        let write = self.database.begin_write().map_err(failed)?;
+        {
+            let table = write.open_table(REVISIONS).map_err(failed)?;
+            let mut revisions = Rows(table, &mut meta.sum);
+            for revision in self.meta.oldest + 1..=self.meta.revision {
+                revisions.set(revision, None)?;
+            }
+        }
+        self.finish(write, meta)?;
+        Ok(meta.identity)
+    }
+
+    fn finish(&mut self, write: WriteTransaction, meta: Meta) -> Result<()> {
         {
             let mut table = write.open_table(META).map_err(failed)?;
             let row = seal(Kind::Meta, META_ROW.as_bytes(), &encode_meta(&meta));

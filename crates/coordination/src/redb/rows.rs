@@ -4,8 +4,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use uuid::Uuid;
+
 use crate::history::{Changed, Recorded};
-use crate::{Entry, Lease, LeaseId, Revision};
+use crate::{Entry, Identity, Lease, LeaseId, Revision};
+
+/// The format that this version writes. Format 1 has no identity.
+pub(super) const FORMAT: u32 = 2;
 
 /// The tables, as they enter the checksums of their rows.
 #[derive(Clone, Copy, Debug)]
@@ -17,9 +22,9 @@ pub(super) enum Kind {
 }
 
 /// The row of the table `meta`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Meta {
-    pub(super) format: u32,
+    pub(super) identity: Identity,
     pub(super) revision: u64,
     pub(super) oldest: u64,
     pub(super) next_lease: u64,
@@ -58,22 +63,33 @@ fn checksum(kind: Kind, key: &[u8], body: &[u8]) -> u32 {
 }
 
 pub(super) fn encode_meta(meta: &Meta) -> Vec<u8> {
-    let mut body = meta.format.to_le_bytes().to_vec();
+    let mut body = FORMAT.to_le_bytes().to_vec();
     for field in [meta.revision, meta.oldest, meta.next_lease, meta.sum] {
         body.extend_from_slice(&field.to_le_bytes());
     }
+    body.extend_from_slice(meta.identity.store.as_bytes());
+    body.extend_from_slice(&meta.identity.restores.to_le_bytes());
     body
 }
 
-pub(super) fn decode_meta(body: &[u8]) -> Result<Meta, String> {
+/// Decodes the row. In format 1 the identity is `new`, which the next write stores.
+pub(super) fn decode_meta(body: &[u8], new: Identity) -> Result<Meta, String> {
     let mut fields = Fields(body);
-    let meta = Meta {
-        format: fields.u32()?,
+    let format = fields.u32()?;
+    if !(1..=FORMAT).contains(&format) {
+        return Err(format!("it has format {format}, and this version reads 1 to {FORMAT}"));
+    }
+    let mut meta = Meta {
         revision: fields.u64()?,
         oldest: fields.u64()?,
         next_lease: fields.u64()?,
         sum: fields.u64()?,
+        identity: new,
     };
+    if format > 1 {
+        let store = Uuid::from_bytes(fields.array()?);
+        meta.identity = Identity { store, restores: fields.u32()? };
+    }
     fields.end()?;
     Ok(meta)
 }
