@@ -5,14 +5,16 @@
 //!
 //! | key of volumes | value |
 //! |---|---|
-//! | `server/<id>` | address, device and store identities, mark of the log |
-//! | `volume/<id>` | name, size, family, parent, layers, limits, state, regions and their groups |
+//! | `server/<id>` | address, ids of store and WAL, mark of the WAL, incarnation, features |
+//! | `volume/<id>` | name, size, family, state, regions and their groups |
 //! | `name/<name>` | the id of the volume with this name |
-//! | `group/<id>` | founders, first epochs, replicas, epoch of the configuration |
-//! | `attach/<volume>` | epoch, owner, address, since; stays when the owner is gone |
-//! | `lease/attach/<volume>`, leased | the owner's nonce; there while the owner renews it |
+//! | `group/<id>` | family, region, founders, first epochs, peers |
+//! | `attach/<volume>` | epoch, nonce, owner, address, since; stays when the owner is gone |
+//! | `lease/attach/<volume>`, leased | epoch and nonce; there while the owner renews it |
 //! | `next/<kind>` | the first number of a kind that was not given out |
 //! | `lease/control/<lease>`, leased | candidates for control (`election.rs`) |
+//!
+//! The values are in `docs/format/volume-registry.md`.
 //!
 //! [`BROKERS`] lists the first parts of brokers' keys; their functions come with the cluster.
 

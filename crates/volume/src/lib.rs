@@ -2,6 +2,10 @@
 //! log and the judgement of its replicas at an opening, ops, the replicated state of a group, and
 //! the block store.
 //! Formats: `docs/format/volume-log.md`, `volume-store.md` and `volume-wire.md`.
+//! log and the judgement of its replicas at an opening, ops, the replicated state of a group, the
+//! structures of the store, and the registry.
+//! Formats: `docs/format/volume-log.md`, `volume-store.md`, `volume-wire.md` and
+//! `volume-registry.md`.
 //!
 //! # Modules
 //!
@@ -21,6 +25,12 @@
 //!   of each slot (`slots.rs`, `free.rs`), what is in progress (`pending.rs`). The store: apply and
 //!   write-back (`block_store.rs`), reads (`read.rs`), installs (`pull.rs`), checkpoints
 //!   (`checkpoint.rs`), format and opening (`open.rs`), requests to the device (`io.rs`)
+//! - `registry/`: what the servers share: values of the keys (`values.rs`), transactions about
+//!   servers, volumes, groups and attachments, numbers and placement
+//! - `fuzz.rs`: the check of the fuzz target `volume_log`
+//! - `store/`: positions in a store (`layout.rs`), its superblock and the copy that counts
+//!   (`superblock.rs`), the description of a slot with the checksums of its blocks (`sector.rs`);
+//!   blocks that are applied and not yet written (`overlay.rs`)
 #![forbid(unsafe_code)]
 
 mod fields;
@@ -28,6 +38,7 @@ mod fields;
 pub mod fuzz;
 pub mod log;
 mod op;
+pub mod registry;
 mod request;
 mod rules;
 mod state;

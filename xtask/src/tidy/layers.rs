@@ -11,7 +11,11 @@ const LAYERS: &[(&str, &str, &[&str])] = &[
     ("crates/wal", "alluvium_wal", &["alluvium_device"]),
     ("crates/journal", "alluvium_journal", &["alluvium_device"]),
     ("crates/stream", "alluvium_stream", &["alluvium_device", "alluvium_wal", "alluvium_journal"]),
-    ("crates/volume", "alluvium_volume", &["alluvium_device", "alluvium_wal"]),
+    (
+        "crates/volume",
+        "alluvium_volume",
+        &["alluvium_coordination", "alluvium_device", "alluvium_wal"],
+    ),
     // The broker reaches the log and the device through the streams only.
     ("crates/broker", "alluvium_broker", &["alluvium_stream"]),
     (

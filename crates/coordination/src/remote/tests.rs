@@ -200,6 +200,7 @@ async fn restarts_lose_and_repeat_nothing(is_graceful: bool) {
         let file = host.running.as_ref().unwrap().1.clone();
         // `Ahead` until the writers are there.
         while !reached(&file).await {
+            assert!(writers.iter().any(|writer| !writer.is_finished()), "a writer has failed");
             sleep(Duration::from_millis(1)).await;
         }
         drop(file);
@@ -487,9 +488,9 @@ async fn a_watch_that_is_not_read_is_cut_off_and_the_client_lists_again() {
             Err(error) => break error,
         }
         next = next.next();
+        assert!(next.0 < 10, "the host has sent more than a window: to revision {next}");
     };
     assert!(matches!(error, Error::Compacted { .. }), "{error:?}");
-    assert!(next.0 < 10, "the host has sent more than a window: to revision {next}");
     assert!(slow.next().await.is_none());
     let (entries, revision) = list_all(&remote, "a").await.unwrap();
     assert_eq!((entries.len(), revision), (1, Revision(101)));

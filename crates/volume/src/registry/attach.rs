@@ -1,0 +1,140 @@
+//! Attachments.
+
+use std::fmt;
+
+use alluvium_coordination::{Change, Error, LeaseId, Transaction};
+use uuid::Uuid;
+
+use super::values::AttachLeaseValue;
+use super::{AttachValue, MAX_ATTEMPTS, Registry, RegistryError, Result, encode, unchanged};
+use crate::{AttachEpoch, ServerId, VolumeId};
+
+/// The owner of an attachment, for messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The run of its process.
+    pub owner: Uuid,
+    /// Its address.
+    pub address: String,
+    /// When it has attached the volume, in ms since 1970-01-01 UTC.
+    pub since_ms: u64,
+}
+
+impl Owner {
+    pub(super) fn of(attach: &AttachValue) -> Self {
+        let AttachValue { owner, address, since_ms, .. } = attach;
+        Self { owner: *owner, address: address.clone(), since_ms: *since_ms }
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { owner, address, since_ms } = self;
+        write!(f, "process {owner} at {address} since {since_ms} ms")
+    }
+}
+
+/// What attaches a volume.
+#[derive(Clone, Debug)]
+pub struct AttachRequest {
+    /// The run of the process.
+    pub owner: Uuid,
+    /// Its server, if it is one.
+    pub server: Option<ServerId>,
+    /// Where it serves the volume.
+    pub address: String,
+    /// The time, in ms since 1970-01-01 UTC.
+    pub now_ms: u64,
+    /// The lease that the process renews while it has the volume attached.
+    pub lease: LeaseId,
+    /// Whether the volume is taken from an owner whose lease is fresh.
+    pub take: bool,
+}
+
+impl Registry<'_> {
+    /// Attaches a volume: takes the next epoch, with a random nonce. The caller then sends `Attach`
+    /// to all groups of the volume, which refuses the owner before it.
+    ///
+    /// After [`Error::Unknown`] an epoch may be used up. Calling again takes the next one.
+    ///
+    /// # Errors
+    /// [`RegistryError::Attached`], if another process has the volume attached, its lease is fresh,
+    /// and it is not taken over; [`RegistryError::UnknownVolume`], [`RegistryError::Deleting`],
+    /// [`RegistryError::NumbersUsedUp`], [`RegistryError::Contended`], and those of the service;
+    /// [`Error::LeaseNotFound`], if the caller's lease has ended.
+    pub async fn attach(&self, id: VolumeId, request: &AttachRequest) -> Result<AttachValue> {
+        let number = u64::from(id.0);
+        let (key, lease_key) = (self.keys.attach(number), self.keys.attach_lease(number));
+        for _ in 0..MAX_ATTEMPTS {
+            let volume = self.available(id).await?;
+            let lease = self.read::<AttachLeaseValue>(&lease_key).await?;
+            let last = self.read::<AttachValue>(&key).await?;
+            if let (Some(last), Some(_)) = (&last, &lease)
+                && last.value.owner != request.owner
+                && !request.take
+            {
+                let owner = Owner::of(&last.value);
+                return Err(RegistryError::Attached { volume: id, owner });
+            }
+            let last_epoch = last.as_ref().map_or(AttachEpoch(0), |last| last.value.epoch);
+            let epoch = self.next_epoch(last_epoch).await?;
+            let nonce = Uuid::new_v4().as_fields().0;
+            let AttachRequest { owner, server, address, now_ms: since_ms, .. } = request.clone();
+            let value = AttachValue { epoch, nonce, owner, server, address, since_ms };
+            let guards = vec![
+                unchanged(&key, last.as_ref()),
+                unchanged(&lease_key, lease.as_ref()),
+                unchanged(&self.keys.volume(number), Some(&volume)),
+            ];
+            let leased = encode(&AttachLeaseValue { epoch, nonce });
+            let changes = vec![
+                Change::put(key.clone(), encode(&value)),
+                Change::put_leased(lease_key.clone(), leased, request.lease),
+            ];
+            if self.commit(guards, changes).await?.is_some() {
+                return Ok(value);
+            }
+        }
+        Err(RegistryError::Contended(key))
+    }
+
+    /// Returns the newest attachment of a volume, and whether its owner's lease is fresh.
+    ///
+    /// # Errors
+    /// Those of the service.
+    pub async fn attachment(&self, id: VolumeId) -> Result<Option<(AttachValue, bool)>> {
+        let number = u64::from(id.0);
+        let Some(attach) = self.read::<AttachValue>(&self.keys.attach(number)).await? else {
+            return Ok(None);
+        };
+        let lease = self.read::<AttachLeaseValue>(&self.keys.attach_lease(number)).await?;
+        let is_fresh = lease.is_some_and(|lease| lease.value.epoch == attach.value.epoch);
+        Ok(Some((attach.value, is_fresh)))
+    }
+
+    /// Detaches a volume that is attached with `epoch`. The epoch stays, so that the next
+    /// attachment has a higher one.
+    ///
+    /// # Errors
+    /// [`RegistryError::Fenced`], [`RegistryError::Contended`], and those of the service.
+    pub async fn detach(&self, id: VolumeId, epoch: AttachEpoch) -> Result<()> {
+        let number = u64::from(id.0);
+        let (key, lease_key) = (self.keys.attach(number), self.keys.attach_lease(number));
+        for _ in 0..MAX_ATTEMPTS {
+            let attach = self.attached_with(id, epoch).await?;
+            let lease = self.read::<AttachLeaseValue>(&lease_key).await?;
+            if lease.is_none() {
+                return Ok(());
+            }
+            let guards =
+                vec![unchanged(&key, Some(&attach)), unchanged(&lease_key, lease.as_ref())];
+            let changes = vec![Change::Delete(lease_key.clone())];
+            match self.service.commit(&Transaction { guards, changes }).await {
+                // After an unknown outcome the keys show what was done.
+                Ok(_) | Err(Error::Unknown(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(RegistryError::Contended(key))
+    }
+}

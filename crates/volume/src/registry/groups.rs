@@ -1,0 +1,206 @@
+//! Groups: creation, and the marks of their peers.
+
+use std::collections::BTreeMap;
+
+use alluvium_coordination::keys::NumberKind;
+use alluvium_coordination::{Change, Error, Guard, Transaction, retry};
+use uuid::Uuid;
+
+use super::{
+    AttachValue, FirstEpoch, GroupValue, MAX_ATTEMPTS, PeerValue, REPLICAS, Registry,
+    RegistryError, Result, Stored, VolumeValue, encode, place, unchanged,
+};
+use crate::{AttachEpoch, GroupId, PeerId, ServerId, VolumeId};
+
+/// Bytes of a region.
+const REGION_BYTES: u64 = 64 << 30;
+
+/// A group that is not committed yet.
+pub(super) struct Planned {
+    group: GroupId,
+    value: GroupValue,
+    pub(super) transaction: Transaction,
+}
+
+impl Registry<'_> {
+    /// Creates the group of a region of a volume that is attached with `epoch`, or returns the one
+    /// that it has. The seed decides between servers with equal loads.
+    ///
+    /// The group's state begins with the attachments of the registry, guarded by the revisions of
+    /// their keys: otherwise a fenced gateway could have a group created that the newer `Attach`
+    /// never reaches, and write there.
+    ///
+    /// # Errors
+    /// [`RegistryError::UnknownVolume`], [`RegistryError::Deleting`], [`RegistryError::Invalid`],
+    /// [`RegistryError::Fenced`], [`RegistryError::TooFewServers`],
+    /// [`RegistryError::NumbersUsedUp`], [`RegistryError::Contended`], and those of the service.
+    pub async fn create_group(
+        &self,
+        id: VolumeId,
+        region: u16,
+        epoch: AttachEpoch,
+        seed: u64,
+    ) -> Result<(GroupId, Stored<GroupValue>)> {
+        for _ in 0..MAX_ATTEMPTS {
+            let volume = self.available(id).await?;
+            let attach = self.attached_with(id, epoch).await?;
+            if let Some(group) = volume.value.regions.get(&region) {
+                return Ok((*group, self.group(*group).await?));
+            }
+            let planned = self.plan_group(id, region, seed, &volume, &attach);
+            let Planned { group, value, transaction } = planned.await?;
+            if let Ok(revision) = retry::commit(self.service, &transaction).await? {
+                return Ok((group, Stored { value, revision }));
+            }
+        }
+        Err(RegistryError::Contended(self.keys.volume(u64::from(id.0))))
+    }
+
+    /// Plans the creation of a group of a volume that was read.
+    pub(super) async fn plan_group(
+        &self,
+        id: VolumeId,
+        region: u16,
+        seed: u64,
+        volume: &Stored<VolumeValue>,
+        attach: &Stored<AttachValue>,
+    ) -> Result<Planned> {
+        if u64::from(region) * REGION_BYTES >= volume.value.bytes {
+            return Err(RegistryError::Invalid(format!(
+                "volume {id} has {} bytes and no region {region}",
+                volume.value.bytes
+            )));
+        }
+        let loads = self.loads().await?;
+        let servers = place(&loads, seed).ok_or(RegistryError::TooFewServers(loads.len()))?;
+        let number = self.draw(NumberKind::Group, 1).await?;
+        let peers = self.draw(NumberKind::Peer, REPLICAS as u64).await?;
+        let founders: Vec<_> = (peers.first..peers.first + REPLICAS as u64).map(PeerId).collect();
+        let group = GroupId(number.first);
+        let replicas = founders.iter().zip(servers);
+        // Of the family there is only this volume as long as there are no clones.
+        let (epoch, nonce) = (attach.value.epoch, attach.value.nonce);
+        let value = GroupValue {
+            family: volume.value.family,
+            region,
+            peers: replicas
+                .map(|(peer, server)| PeerValue { peer: *peer, server, created: None, lost: false })
+                .collect(),
+            founders,
+            epochs: vec![FirstEpoch { volume: id, epoch, nonce }],
+            creation: Uuid::new_v4(),
+        };
+        let mut with_region = volume.value.clone();
+        with_region.regions.insert(region, group);
+        let group_key = self.keys.group(group.0);
+        let volume_key = self.keys.volume(u64::from(id.0));
+        let guards = vec![
+            Guard::Absent(group_key.clone()),
+            unchanged(&volume_key, Some(volume)),
+            unchanged(&self.keys.attach(u64::from(id.0)), Some(attach)),
+            number.guard,
+            peers.guard,
+        ];
+        let changes = vec![
+            Change::put(group_key, encode(&value)),
+            Change::put(volume_key, encode(&with_region)),
+            number.change,
+            peers.change,
+        ];
+        Ok(Planned { group, value, transaction: Transaction { guards, changes } })
+    }
+
+    /// Returns the number of replicas of each server. With no more servers than a group needs they
+    /// do not matter, and are not counted.
+    async fn loads(&self) -> Result<BTreeMap<ServerId, u64>> {
+        let servers = self.servers().await?;
+        let mut loads: BTreeMap<_, _> = servers.into_iter().map(|(id, _)| (id, 0)).collect();
+        if loads.len() > REPLICAS {
+            for (_, group) in self.read_all::<u64, GroupValue>("group").await? {
+                for peer in group.value.peers {
+                    if let Some(load) = loads.get_mut(&peer.server) {
+                        *load += 1;
+                    }
+                }
+            }
+        }
+        Ok(loads)
+    }
+
+    /// Returns a group.
+    ///
+    /// # Errors
+    /// [`RegistryError::UnknownPeer`] with peer 0, if it does not exist; those of the service.
+    pub async fn group(&self, id: GroupId) -> Result<Stored<GroupValue>> {
+        let group = self.read(&self.keys.group(id.0)).await?;
+        group.ok_or(RegistryError::UnknownPeer { group: id, peer: PeerId(0) })
+    }
+
+    /// Marks a peer as created, by this run of its server, when its first record is durable. Only
+    /// then does the replica take part.
+    ///
+    /// `seen` is the group as the server saw it **before** it found that its log lacks the replica.
+    /// A server with an outdated view, or whose log has forgotten the replica, fails here.
+    ///
+    /// # Errors
+    /// [`RegistryError::GroupChanged`], if the group is not as it was seen: the server reads it
+    /// again, and a peer that another run has marked is lost. [`RegistryError::UnknownPeer`], and
+    /// those of the service. After [`Error::Unknown`] the same call may be repeated.
+    pub async fn mark_created(
+        &self,
+        id: GroupId,
+        seen: &Stored<GroupValue>,
+        peer: PeerId,
+        incarnation: Uuid,
+    ) -> Result<()> {
+        let key = self.keys.group(id.0);
+        let mut value = seen.value.clone();
+        let found = find(&mut value, id, peer)?;
+        if found.created.is_some() {
+            return Err(RegistryError::GroupChanged(id));
+        }
+        found.created = Some(incarnation);
+        let guards = vec![unchanged(&key, Some(seen))];
+        match self.commit(guards, vec![Change::put(key, encode(&value))]).await? {
+            Some(_) => Ok(()),
+            None => {
+                // An earlier call of this run may have ended without its outcome.
+                let mut now = self.group(id).await?.value;
+                match find(&mut now, id, peer)?.created == Some(incarnation) {
+                    true => Ok(()),
+                    false => Err(RegistryError::GroupChanged(id)),
+                }
+            }
+        }
+    }
+
+    /// Marks a peer as lost. It stays lost.
+    ///
+    /// # Errors
+    /// [`RegistryError::UnknownPeer`], [`RegistryError::Contended`], and those of the service.
+    pub async fn mark_lost(&self, id: GroupId, peer: PeerId) -> Result<()> {
+        let key = self.keys.group(id.0);
+        for _ in 0..MAX_ATTEMPTS {
+            let group = self.group(id).await?;
+            let mut value = group.value.clone();
+            let found = find(&mut value, id, peer)?;
+            if found.lost {
+                return Ok(());
+            }
+            found.lost = true;
+            let guards = vec![unchanged(&key, Some(&group))];
+            let changes = vec![Change::put(key.clone(), encode(&value))];
+            match self.service.commit(&Transaction { guards, changes }).await {
+                // After an unknown outcome the group shows what was done.
+                Ok(_) | Err(Error::Unknown(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(RegistryError::Contended(key))
+    }
+}
+
+fn find(group: &mut GroupValue, id: GroupId, peer: PeerId) -> Result<&mut PeerValue> {
+    let found = group.peers.iter_mut().find(|found| found.peer == peer);
+    found.ok_or(RegistryError::UnknownPeer { group: id, peer })
+}
