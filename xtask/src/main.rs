@@ -345,6 +345,7 @@ struct FuzzOptions {
     /// The targets: `headers`, `records`, `recovery`, `requests`; `cache_records`, `cache_hints`,
     /// `cache_opening`; `volume_log`, `volume_store`. Default: all.
     /// `cache_opening`; `volume_log`; `coordination_wire`. Default: all.
+    /// `cache_opening`; `volume_log`, `volume_net`. Default: all.
     targets: Vec<String>,
     /// Seconds per target.
     #[arg(long, default_value_t = 60)]

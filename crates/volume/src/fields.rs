@@ -93,6 +93,22 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Refuses bytes behind the last field, except for the zeros that pad it to a multiple of 8.
+    pub(crate) fn end_padded(&mut self) -> Result<(), FieldError> {
+        self.padding()?;
+        self.end()
+    }
+
+    /// Skips the zeros up to the next multiple of 8.
+    pub(crate) fn padding(&mut self) -> Result<(), FieldError> {
+        let at = self.at;
+        let padding = self.bytes(at.next_multiple_of(8) - at)?;
+        match padding.iter().all(|byte| *byte == 0) {
+            true => Ok(()),
+            false => Err(FieldError::Reserved { at }),
+        }
+    }
+
     /// Refuses bytes behind the last field.
     pub(crate) fn end(&self) -> Result<(), FieldError> {
         match self.rest() {

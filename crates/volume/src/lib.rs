@@ -27,6 +27,7 @@
 //!   (`checkpoint.rs`), format and opening (`open.rs`), requests to the device (`io.rs`)
 //! - `registry/`: what the servers share: values of the keys (`values.rs`), transactions about
 //!   servers, volumes, groups and attachments, numbers and placement
+//! - `net/`: the protocol between servers and with clients
 //! - `fuzz.rs`: the check of the fuzz target `volume_log`
 //! - `store/`: positions in a store (`layout.rs`), its superblock and the copy that counts
 //!   (`superblock.rs`), the description of a slot with the checksums of its blocks (`sector.rs`);
@@ -37,6 +38,7 @@ mod fields;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod log;
+pub mod net;
 mod op;
 pub mod registry;
 mod request;

@@ -203,6 +203,24 @@ impl Op {
         (op.slice(..head), op.slice(head..))
     }
 
+    /// The length of the head of the op with which `bytes` begin, by its kind and its counts.
+    /// `bytes` may be shorter.
+    ///
+    /// # Errors
+    /// The kind is unknown, or the bytes are too few for it.
+    pub(crate) fn head_bytes(bytes: &[u8]) -> Result<usize, OpError> {
+        let prefix: [u8; 4] =
+            *bytes.first_chunk().ok_or(FieldError::Length { len: bytes.len() })?;
+        let count = usize::from(u16::from_le_bytes([prefix[2], prefix[3]]));
+        match prefix[0] {
+            WRITE => Ok(HEAD_BYTES + 4 * count),
+            ZERO | DISCARD | NOOP => Ok(HEAD_BYTES),
+            ATTACH => Ok(HEAD_BYTES + 16),
+            CONFIGURATION => Ok(8 + 16 * count),
+            other => Err(OpError::Kind(other)),
+        }
+    }
+
     /// The blocks of a write; empty for every other op.
     pub fn blocks(&self) -> Bytes {
         match self {
