@@ -208,6 +208,12 @@ impl Frame {
         Self::new(FrameType::Pong, request_id)
     }
 
+    /// The same frame for another request.
+    #[must_use]
+    pub(crate) fn with_request_id(self, request_id: u64) -> Self {
+        Self { request_id, ..self }
+    }
+
     /// The buffer to which the fields of the meta are appended.
     pub(crate) fn meta(&mut self) -> &mut Vec<u8> {
         &mut self.bytes

@@ -8,9 +8,20 @@
 //! - `client.rs`: requests of clients and their answers
 //! - `pull.rs`: frames of pulls
 //! - `peer_queue.rs`, `flow.rs`: what waits for another server; windows, back-off and timeouts
+//! - `io.rs`, `connection.rs`: frames on sockets; the sending half of a connection
+//! - `dial.rs`, `server.rs`, `host.rs`: the two ends of a handshake; accepting connections, and the
+//!   events for the process
+//! - `peers.rs`, `clients.rs`, `pulls.rs`: connections of servers, of clients, and of pulls
+//! - `client_connection.rs`: the client's end
 //! - `fuzz.rs`: the check of the fuzz target `volume_net`
 
 mod client;
+mod client_connection;
+mod clients;
+mod connection;
+#[cfg(test)]
+mod connection_tests;
+mod dial;
 mod error;
 mod flow;
 mod frame;
@@ -19,12 +30,19 @@ pub mod fuzz;
 mod handshake;
 #[cfg(test)]
 mod handshake_tests;
+mod host;
+#[cfg(test)]
+mod hostile_tests;
+mod io;
 mod messages;
 mod peer;
 mod peer_queue;
+mod peers;
 mod pull;
+mod pulls;
 #[cfg(test)]
 mod round_trip_tests;
+mod server;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +50,7 @@ pub use client::{
     Expected, Refused, answer_type, decode_answer, decode_request, encode_answer, encode_request,
     request_cost,
 };
+pub use client_connection::{CallError, ClientConnection, ConnectFailure};
 pub use error::{WireError, close_frame, decode_error};
 pub use flow::{
     BackOff, Duty, HANDSHAKE, Liveness, PING_AFTER, PONG_WITHIN, RequestWindow, SILENCE,
@@ -45,6 +64,7 @@ pub use handshake::{
     Directory, Features, HANDSHAKE_BYTES, HandshakeError, Hello, Identity, Local, MIN_WINDOW_BYTES,
     ServerRecord, VERSION, Welcome,
 };
+pub use host::{Held, Host, NetEvent};
 pub use messages::{
     Entries, GroupMessage, MAX_APPEND_ENTRIES, MAX_CONFIGURATION_IDS, Messages, SenderState,
     UnknownOp, UnsendableMessage, check_sendable, decode_messages,
@@ -55,3 +75,5 @@ pub use pull::{
     MAX_FINISHED_VOLUMES, MAX_PULLED_LAYERS, Position, Pull, PullBatch, PullBegin, PullContent,
     PullEnd, PullFrame, PullItem, PullOffer, PullParties, PullPin, Pulled, PulledVolume,
 };
+pub use pulls::{PullClosed, PullError, PullSender, PullStream};
+pub use server::{Net, NetLimits};

@@ -1,0 +1,245 @@
+//! The server's end of client connections: requests within their window, and answers in any order.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout;
+
+use super::client::{Refused, answer_type, decode_request, encode_answer, request_cost};
+use super::connection::{Control, Queue, send};
+use super::error::WireError;
+use super::flow::{PING_AFTER, RequestWindow, SILENCE, WRITE_STALL};
+use super::frame::{ConnectionRole, Frame, FrameType, Header, Side};
+use super::handshake::Features;
+use super::host::{Held, NetEvent};
+use super::io::{End, FrameReader};
+use super::peers::{common_frame, end_of, next_header};
+use super::server::{Accepted, Shared};
+use crate::op::{BlockOp, Op};
+use crate::request::{Answer, ErrorCode, ReadRequest, Request, RequestError};
+use crate::types::{GroupId, Layer};
+
+/// The shortest answer that is reserved for a request.
+const MIN_ANSWER_BYTES: usize = 1 << 10;
+
+/// A client's connection, as the table has it.
+pub(super) struct Client {
+    pub(super) control: Arc<Control>,
+    queue: Arc<Mutex<ClientQueue>>,
+}
+
+/// The unanswered requests of a connection, and the answers that wait to be sent.
+pub(super) struct ClientQueue {
+    window: RequestWindow,
+    unanswered: HashMap<u64, (FrameType, usize)>,
+    answers: VecDeque<(Frame, usize)>,
+}
+
+/// Why a request is not accepted, and the connection is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Violation {
+    TooManyBytes,
+    RequestId,
+}
+
+impl ClientQueue {
+    fn new(window_bytes: usize) -> Self {
+        let window = RequestWindow::new(window_bytes);
+        Self { window, unanswered: HashMap::new(), answers: VecDeque::new() }
+    }
+
+    /// Counts a request until its answer is sent.
+    fn begin(&mut self, request_id: u64, answer: FrameType, cost: usize) -> Result<(), Violation> {
+        let Entry::Vacant(entry) = self.unanswered.entry(request_id) else {
+            return Err(Violation::RequestId);
+        };
+        if !self.window.take(cost) {
+            return Err(Violation::TooManyBytes);
+        }
+        entry.insert((answer, cost));
+        Ok(())
+    }
+
+    /// Queues the answer to an unanswered request.
+    fn answer(&mut self, request_id: u64, answer: &Result<Answer, RequestError>) {
+        if let Some((kind, cost)) = self.unanswered.remove(&request_id) {
+            self.answers.push_back((encode_answer(kind, request_id, answer), cost));
+        }
+    }
+}
+
+impl Queue for ClientQueue {
+    /// The cost is given back before the answer is written: the client may send the next request
+    /// as soon as the answer has arrived, before a write has returned here.
+    fn take(&mut self) -> Option<Frame> {
+        let (frame, cost) = self.answers.pop_front()?;
+        self.window.give_back(cost);
+        Some(frame)
+    }
+}
+
+/// Answers a request, if its connection still exists.
+pub(super) fn answer(
+    shared: &Shared,
+    connection: u64,
+    request_id: u64,
+    answer: &Result<Answer, RequestError>,
+) {
+    let found = {
+        let clients = shared.clients.lock();
+        clients.get(&connection).map(|client| (client.control.clone(), client.queue.clone()))
+    };
+    let Some((control, queue)) = found else { return };
+    queue.lock().answer(request_id, answer);
+    control.wake();
+}
+
+/// A connection in the table, until it ends.
+struct Listed<'a> {
+    shared: &'a Shared,
+    id: u64,
+    held: Held,
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.shared.clients.lock().remove(&self.id);
+        let (connection, held) = (self.id, self.held.clone());
+        self.shared.host.event(NetEvent::ClientGone { connection, held });
+    }
+}
+
+/// Serves a client's connection.
+pub(super) async fn serve(shared: &Arc<Shared>, accepted: Accepted, slot: OwnedSemaphorePermit) {
+    let Accepted { socket, connection, features } = accepted;
+    let control = Arc::new(Control::default());
+    let queue = Arc::new(Mutex::new(ClientQueue::new(shared.local.window_bytes as usize)));
+    let id = shared.next_id();
+    let client = Client { control: Arc::clone(&control), queue: Arc::clone(&queue) };
+    shared.clients.lock().insert(id, client);
+    let _listed = Listed { shared, id, held: Held::new(Arc::new(slot)) };
+    let (read, write) = socket.into_split();
+    let role = ConnectionRole::Client;
+    let reader = FrameReader::new(read, connection, role, Side::Acceptor, None);
+    let mut requests = Requests { shared, id, features, reader, control: &control, queue: &queue };
+    let sending = send(&control, &queue, write, connection, None, WRITE_STALL);
+    let receive = async {
+        loop {
+            if let Err(end) = requests.receive().await {
+                return end;
+            }
+        }
+    };
+    let end = end_of(&control, receive, sending).await;
+    tracing::debug!(connection = id, %end, "connection of a client ended");
+    requests.reader.drain().await;
+}
+
+/// The receiving half of a client's connection.
+struct Requests<'a> {
+    shared: &'a Shared,
+    id: u64,
+    features: Features,
+    reader: FrameReader,
+    control: &'a Control,
+    queue: &'a Mutex<ClientQueue>,
+}
+
+impl Requests<'_> {
+    /// Receives a request and hands it on.
+    async fn receive(&mut self) -> Result<(), End> {
+        let header = next_header(&mut self.reader).await?;
+        let header = common_frame(&mut self.reader, header, self.control).await?;
+        let Some(header) = header else { return Ok(()) };
+        // Before memory is taken for it.
+        if !self.queue.lock().window.fits(header.wire_bytes() + MIN_ANSWER_BYTES) {
+            return self.violation(Violation::TooManyBytes).await;
+        }
+        let held = self.wait_for_budget(&header).await;
+        let frame = timeout(SILENCE, self.reader.body(header, None)).await;
+        let frame = frame.unwrap_or(Err(End::Silent))?;
+        let request_id = header.request_id;
+        let request = match decode_request(&frame) {
+            Ok(request) => request,
+            Err(Refused::Connection(error)) => return Err(error.into()),
+            Err(Refused::Request(error)) => {
+                let cost = header.wire_bytes() + MIN_ANSWER_BYTES;
+                return self.refuse(request_id, FrameType::OpAnswer, cost, error).await;
+            }
+        };
+        let (kind, cost) = (answer_type(&request), request_cost(header.wire_bytes(), &request));
+        if let Some(error) = missing_feature(&request, self.features) {
+            return self.refuse(request_id, kind, cost, error).await;
+        }
+        let begun = self.queue.lock().begin(request_id, kind, cost);
+        if let Err(violation) = begun {
+            return self.violation(violation).await;
+        }
+        let connection = self.id;
+        let event = NetEvent::Client { connection, request_id, request, cost, held };
+        self.shared.host.event(event);
+        Ok(())
+    }
+
+    /// Waits until the requests of all clients leave space for one more. `Pong` shows the client
+    /// meanwhile that the server is there.
+    async fn wait_for_budget(&self, header: &Header) -> Held {
+        let budget = Arc::clone(&self.shared.request_bytes);
+        let permit = budget.acquire_many_owned(header.wire_bytes() as u32);
+        tokio::pin!(permit);
+        loop {
+            match timeout(PING_AFTER, &mut permit).await {
+                Ok(permit) => {
+                    return Held::new(Arc::new(permit.expect("the budget is never closed")));
+                }
+                Err(_) => self.control.pong(0),
+            }
+        }
+    }
+
+    async fn refuse(
+        &self,
+        request_id: u64,
+        kind: FrameType,
+        cost: usize,
+        error: RequestError,
+    ) -> Result<(), End> {
+        let refused = {
+            let mut queue = self.queue.lock();
+            let begun = queue.begin(request_id, kind, cost);
+            begun.map(|()| queue.answer(request_id, &Err(error)))
+        };
+        if let Err(violation) = refused {
+            return self.violation(violation).await;
+        }
+        self.control.wake();
+        Ok(())
+    }
+
+    /// Closes the connection. The sender ends it.
+    async fn violation(&self, violation: Violation) -> Result<(), End> {
+        match violation {
+            Violation::RequestId => Err(WireError::field("request id", 0_u64).into()),
+            Violation::TooManyBytes => {
+                let text = "the unanswered requests exceed the window";
+                self.control.close(ErrorCode::TooManyBytes, text);
+                std::future::pending().await
+            }
+        }
+    }
+}
+
+/// The error of a request that uses a feature that the connection does not have.
+fn missing_feature(request: &Request, features: Features) -> Option<RequestError> {
+    let (group, layer) = match request {
+        Request::Op { group, op: Op::Blocks(BlockOp { layer, .. }) } => (*group, *layer),
+        Request::Read(ReadRequest { group, layer, .. }) => (*group, *layer),
+        Request::Op { .. } | Request::Status { .. } => (GroupId(0), Layer(0)),
+    };
+    let is_missing = layer != Layer(0) && !features.has(Features::LAYERS);
+    let text = "the connection does not have the feature of layers";
+    is_missing.then(|| RequestError::new(ErrorCode::Unsupported, group, text))
+}

@@ -1,0 +1,42 @@
+//! The dialer's half of a handshake.
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use super::flow::HANDSHAKE;
+use super::frame::{ConnectionId, ConnectionRole};
+use super::handshake::{Directory, HANDSHAKE_BYTES, Hello, Local, Welcome};
+use super::io::set_options;
+use super::server::ConnectError;
+use crate::types::ServerId;
+
+/// Connects to a server and does the handshake. Without a directory, only cluster and server are
+/// compared.
+pub(super) async fn connect(
+    local: &Local,
+    role: ConnectionRole,
+    address: &str,
+    expected: Option<ServerId>,
+    directory: Option<&Mutex<Directory>>,
+) -> Result<(TcpStream, Welcome), ConnectError> {
+    let handshake = async {
+        let mut socket = TcpStream::connect(address).await?;
+        set_options(&socket)?;
+        let random = Uuid::new_v4().into_bytes();
+        let random = *random.first_chunk().expect("a UUID is longer");
+        let hello = Hello::new(local, role, expected, ConnectionId(random));
+        socket.write_all(&hello.encode()).await?;
+        let mut bytes = [0; HANDSHAKE_BYTES];
+        socket.read_exact(&mut bytes).await?;
+        let welcome = Welcome::decode(&bytes)?;
+        match directory {
+            Some(directory) => welcome.judge(&hello, Some(&mut directory.lock()))?,
+            None => welcome.judge(&hello, None)?,
+        }
+        Ok((socket, welcome))
+    };
+    timeout(HANDSHAKE, handshake).await.unwrap_or(Err(ConnectError::Timeout))
+}
