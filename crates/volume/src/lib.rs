@@ -1,6 +1,8 @@
 //! Replicated block volumes. In development: so far this crate has the records of a volume server's
 //! log and the judgement of its replicas at an opening, ops, the replicated state of a group, and
 //! the block store.
+//! log and the judgement of its replicas at an opening, ops, the replicated state of a group, the
+//! structures of the store, and the protocol between servers and with clients.
 //! Formats: `docs/format/volume-log.md`, `volume-store.md` and `volume-wire.md`.
 //! log and the judgement of its replicas at an opening, ops, the replicated state of a group, the
 //! structures of the store, and the registry.

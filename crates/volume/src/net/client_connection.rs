@@ -9,13 +9,12 @@ use tokio::task::AbortHandle;
 
 use super::client::{Expected, decode_answer, encode_request, request_cost};
 use super::connection::{Control, Queue, send};
-use super::dial::connect;
+use super::dial::{ConnectError, connect};
 use super::error::{WireError, decode_error};
 use super::flow::WRITE_STALL;
 use super::frame::{ConnectionRole, Frame, FrameType, Side};
 use super::handshake::{Directory, Features, HandshakeError, Identity, Local};
 use super::io::{End, FrameReader, Pulse};
-use super::server::ConnectError;
 use crate::request::{Answer, Request, RequestError};
 use crate::types::ServerId;
 

@@ -1,85 +1,28 @@
 //! The server's end of client connections: requests within their window, and answers in any order.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use super::client::{Refused, answer_type, decode_request, encode_answer, request_cost};
-use super::connection::{Control, Queue, send};
+use super::client::{Refused, answer_type, decode_request, request_cost};
+use super::client_queue::{Client, ClientQueue, Violation};
+use super::connection::{Control, send};
 use super::error::WireError;
-use super::flow::{PING_AFTER, RequestWindow, SILENCE, WRITE_STALL};
-use super::frame::{ConnectionRole, Frame, FrameType, Header, Side};
+use super::flow::{PING_AFTER, SILENCE, WRITE_STALL};
+use super::frame::{ConnectionRole, FrameType, Header, Side};
 use super::handshake::Features;
 use super::host::{Held, NetEvent};
 use super::io::{End, FrameReader};
-use super::peers::{common_frame, end_of, next_header};
-use super::server::{Accepted, Shared};
+use super::receive::{common_frame, end_of, next_header};
+use super::shared::{Accepted, Shared};
 use crate::op::{BlockOp, Op};
 use crate::request::{Answer, ErrorCode, ReadRequest, Request, RequestError};
 use crate::types::{GroupId, Layer};
 
 /// The shortest answer that is reserved for a request.
 const MIN_ANSWER_BYTES: usize = 1 << 10;
-
-/// A client's connection, as the table has it.
-pub(super) struct Client {
-    pub(super) control: Arc<Control>,
-    queue: Arc<Mutex<ClientQueue>>,
-}
-
-/// The unanswered requests of a connection, and the answers that wait to be sent.
-pub(super) struct ClientQueue {
-    window: RequestWindow,
-    unanswered: HashMap<u64, (FrameType, usize)>,
-    answers: VecDeque<(Frame, usize)>,
-}
-
-/// Why a request is not accepted, and the connection is closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Violation {
-    TooManyBytes,
-    RequestId,
-}
-
-impl ClientQueue {
-    fn new(window_bytes: usize) -> Self {
-        let window = RequestWindow::new(window_bytes);
-        Self { window, unanswered: HashMap::new(), answers: VecDeque::new() }
-    }
-
-    /// Counts a request until its answer is sent.
-    fn begin(&mut self, request_id: u64, answer: FrameType, cost: usize) -> Result<(), Violation> {
-        let Entry::Vacant(entry) = self.unanswered.entry(request_id) else {
-            return Err(Violation::RequestId);
-        };
-        if !self.window.take(cost) {
-            return Err(Violation::TooManyBytes);
-        }
-        entry.insert((answer, cost));
-        Ok(())
-    }
-
-    /// Queues the answer to an unanswered request.
-    fn answer(&mut self, request_id: u64, answer: &Result<Answer, RequestError>) {
-        if let Some((kind, cost)) = self.unanswered.remove(&request_id) {
-            self.answers.push_back((encode_answer(kind, request_id, answer), cost));
-        }
-    }
-}
-
-impl Queue for ClientQueue {
-    /// The cost is given back before the answer is written: the client may send the next request
-    /// as soon as the answer has arrived, before a write has returned here.
-    fn take(&mut self) -> Option<Frame> {
-        let (frame, cost) = self.answers.pop_front()?;
-        self.window.give_back(cost);
-        Some(frame)
-    }
-}
 
 /// Answers a request, if its connection still exists.
 pub(super) fn answer(
@@ -154,8 +97,8 @@ impl Requests<'_> {
         let header = next_header(&mut self.reader).await?;
         let header = common_frame(&mut self.reader, header, self.control).await?;
         let Some(header) = header else { return Ok(()) };
-        // Before memory is taken for it.
-        if !self.queue.lock().window.fits(header.wire_bytes() + MIN_ANSWER_BYTES) {
+        // Before memory is allocated.
+        if !self.queue.lock().fits(header.wire_bytes() + MIN_ANSWER_BYTES) {
             return self.violation(Violation::TooManyBytes).await;
         }
         let held = self.wait_for_budget(&header).await;

@@ -247,7 +247,7 @@ async fn entries_above_the_budget_are_dropped_and_heartbeats_are_not() {
     one.connect_to(2, &two.address);
     one.event().await;
     one.net.send_peer(ServerId(2), [append(200, 1)]).unwrap();
-    let (kept, _held) = peer_messages(&mut two).await;
+    let (kept, held) = peer_messages(&mut two).await;
     assert_eq!(kept.len(), 1);
     for term in 1..6 {
         one.net.send_peer(ServerId(2), [append(200, 2)]).unwrap();
@@ -266,10 +266,15 @@ async fn entries_above_the_budget_are_dropped_and_heartbeats_are_not() {
         }
     }
     // The budget is free again.
-    drop(kept);
-    drop(_held);
+    drop((kept, held));
     one.net.send_peer(ServerId(2), [append(200, 3)]).unwrap();
     assert_eq!(peer_messages(&mut two).await.0, [append(200, 3)]);
+    // The server itself wants none.
+    two.net.set_sender_state(SenderState { drops_entries: true, ..SenderState::default() });
+    one.net.send_peer(ServerId(2), [append(1, 4), heartbeat(9)]).unwrap();
+    let heartbeats = peer_messages(&mut two).await.0;
+    assert_eq!(heartbeats, [heartbeat(9)]);
+    assert_eq!(peer_messages(&mut two).await.0, []);
 }
 
 /// A refused connection proves that the process is gone; a lost one does not.

@@ -1,5 +1,7 @@
 //! The dialer's half of a handshake.
 
+use std::io;
+
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -8,10 +10,20 @@ use uuid::Uuid;
 
 use super::flow::HANDSHAKE;
 use super::frame::{ConnectionId, ConnectionRole};
-use super::handshake::{Directory, HANDSHAKE_BYTES, Hello, Local, Welcome};
+use super::handshake::{Directory, HANDSHAKE_BYTES, HandshakeError, Hello, Local, Welcome};
 use super::io::set_options;
-use super::server::ConnectError;
 use crate::types::ServerId;
+
+/// Why a connection is not established.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("no answer in time")]
+    Timeout,
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+}
 
 /// Connects to a server and does the handshake. Without a directory, only cluster and server are
 /// compared.

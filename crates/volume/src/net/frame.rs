@@ -208,7 +208,7 @@ impl Frame {
         Self::new(FrameType::Pong, request_id)
     }
 
-    /// The same frame for another request.
+    /// Makes it the frame of another request.
     #[must_use]
     pub(crate) fn with_request_id(self, request_id: u64) -> Self {
         Self { request_id, ..self }

@@ -1,4 +1,4 @@
-//! Who is accepted by whom.
+//! Which ends accept each other.
 
 use proptest::prelude::*;
 use uuid::Uuid;

@@ -9,7 +9,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::handshake::{HandshakeError, ServerRecord};
 use super::peer::PeerFrame;
 use super::pull::Pull;
-use super::pulls::PullSender;
+use super::pull_sender::PullSender;
 use crate::request::Request;
 use crate::types::ServerId;
 

@@ -9,14 +9,18 @@
 //! - `pull.rs`: frames of pulls
 //! - `peer_queue.rs`, `flow.rs`: what waits for another server; windows, back-off and timeouts
 //! - `io.rs`, `connection.rs`: frames on sockets; the sending half of a connection
-//! - `dial.rs`, `server.rs`, `host.rs`: the two ends of a handshake; accepting connections, and the
-//!   events for the process
-//! - `peers.rs`, `clients.rs`, `pulls.rs`: connections of servers, of clients, and of pulls
+//! - `dial.rs`, `server.rs`, `receive.rs`: opening and accepting connections, and what accepting
+//!   ends have in common
+//! - `host.rs`, `shared.rs`: the events for the process; what the connections of a server share
+//! - `peers.rs`: connections from and to other servers
+//! - `clients.rs`, `client_queue.rs`: the server's end of client connections
+//! - `pulls.rs`, `pull_sender.rs`: both ends of pulls
 //! - `client_connection.rs`: the client's end
 //! - `fuzz.rs`: the check of the fuzz target `volume_net`
 
 mod client;
 mod client_connection;
+mod client_queue;
 mod clients;
 mod connection;
 #[cfg(test)]
@@ -39,10 +43,13 @@ mod peer;
 mod peer_queue;
 mod peers;
 mod pull;
+mod pull_sender;
 mod pulls;
+mod receive;
 #[cfg(test)]
 mod round_trip_tests;
 mod server;
+mod shared;
 #[cfg(test)]
 mod tests;
 
@@ -75,5 +82,7 @@ pub use pull::{
     MAX_FINISHED_VOLUMES, MAX_PULLED_LAYERS, Position, Pull, PullBatch, PullBegin, PullContent,
     PullEnd, PullFrame, PullItem, PullOffer, PullParties, PullPin, Pulled, PulledVolume,
 };
-pub use pulls::{PullClosed, PullError, PullSender, PullStream};
-pub use server::{Net, NetLimits};
+pub use pull_sender::{PullClosed, PullSender};
+pub use pulls::{PullError, PullStream};
+pub use server::Net;
+pub use shared::NetLimits;

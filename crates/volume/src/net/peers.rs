@@ -12,17 +12,18 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::{Control, Queue, send};
-use super::dial::connect;
+use super::dial::{ConnectError, connect};
 use super::error::decode_error;
 use super::flow::{BackOff, SILENCE, WRITE_STALL};
-use super::frame::{ConnectionRole, Frame, FrameType, Header, Side};
+use super::frame::{ConnectionRole, Frame, FrameType, Side};
 use super::handshake::{Identity, Welcome};
 use super::host::{Held, NetEvent};
 use super::io::{End, FrameReader, Pulse};
 use super::messages::{Entries, GroupMessage, SenderState, UnsendableMessage};
 use super::peer::PeerFrame;
 use super::peer_queue::{PeerQueue, Pushed};
-use super::server::{Accepted, ConnectError, Shared};
+use super::receive::{common_frame, end_of, next_header};
+use super::shared::{Accepted, Shared};
 use crate::types::ServerId;
 
 /// A connection that was at least this long open is opened again without a delay.
@@ -223,59 +224,11 @@ pub(super) async fn serve(shared: &Arc<Shared>, accepted: Accepted, peer: Identi
 }
 
 /// The queue of an end that sends only `Pong` and `Close`.
-pub(super) struct Nothing;
+struct Nothing;
 
 impl Queue for Nothing {
     fn take(&mut self) -> Option<Frame> {
         None
-    }
-}
-
-/// Runs both halves of an accepted connection. When a frame is refused, the other end is sent the
-/// reason.
-pub(super) async fn end_of(
-    control: &Control,
-    receive: impl Future<Output = End>,
-    sending: impl Future<Output = End>,
-) -> End {
-    tokio::pin!(sending);
-    tokio::select! {
-        end = receive => {
-            if let End::Wire(error) = end {
-                control.close(error.code(), error.to_string());
-                let _ = sending.await;
-            }
-            end
-        }
-        end = &mut sending => end,
-    }
-}
-
-/// Reads the header of the next frame that an acceptor receives. Without one for 15 s the dialer
-/// is gone.
-pub(super) async fn next_header(reader: &mut FrameReader) -> Result<Header, End> {
-    timeout(SILENCE, reader.header()).await.unwrap_or(Err(End::Silent))
-}
-
-/// Handles the frames that every acceptor receives. Returns the header of another one.
-pub(super) async fn common_frame(
-    reader: &mut FrameReader,
-    header: Header,
-    control: &Control,
-) -> Result<Option<Header>, End> {
-    match header.kind {
-        FrameType::Ping => {
-            reader.body(header, None).await?;
-            control.pong(header.request_id);
-            Ok(None)
-        }
-        FrameType::Close => {
-            let frame = timeout(SILENCE, reader.body(header, None)).await;
-            let error = decode_error(&frame.unwrap_or(Err(End::Silent))?)?;
-            tracing::debug!(%error, "the dialer has closed the connection");
-            Err(End::Closed)
-        }
-        _ => Ok(Some(header)),
     }
 }
 
@@ -293,8 +246,11 @@ async fn receive_frame(
         let permit = Arc::clone(budget).try_acquire_many_owned(bytes as u32);
         permit.ok().map(Arc::new)
     };
+    // What this server states about itself is what it does.
+    let drops_entries = shared.sender.lock().drops_entries;
     let body = async {
         if header.kind == FrameType::Raft
+            && !drops_entries
             && let Some(permit) = take(&shared.entry_bytes, header.meta_bytes + header.data_bytes)
         {
             let frame = reader.body(header, Some(Arc::clone(&permit))).await?;

@@ -96,7 +96,7 @@ pub struct Pull {
     pub peer: PeerId,
     /// The target's applied index: only blocks that have changed since; 0 for everything.
     pub since: Index,
-    /// The same of the chunks in `finished`.
+    /// What `since` is for the chunks in `finished`.
     pub finished_since: Index,
     /// Only what follows this chunk; `None` for everything.
     pub after: Option<(VolumeId, ChunkIndex)>,

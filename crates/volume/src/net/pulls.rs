@@ -4,102 +4,27 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::connection::{Control, Queue, send};
-use super::dial::connect;
+use super::dial::{ConnectError, connect};
 use super::error::{WireError, decode_error};
 use super::flow::SILENCE;
 use super::frame::{ConnectionRole, Frame, FrameType, Side};
 use super::handshake::{Directory, HandshakeError, Identity, Local};
 use super::host::NetEvent;
 use super::io::{End, FrameReader, Pulse};
-use super::peers::{common_frame, end_of, next_header};
 use super::pull::{Pull, PullFrame};
-use super::server::{Accepted, ConnectError, Shared};
+use super::pull_sender::{Ended, PullSender, Slot, Stream};
+use super::receive::{common_frame, end_of, next_header};
+use super::shared::{Accepted, Shared};
 use crate::request::RequestError;
 use crate::types::ServerId;
 
 /// A stream whose target takes nothing for this long ends. Its leader has given it up by then.
 const STALL: Duration = Duration::from_secs(30);
-
-/// The connection of a pull has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the connection of the pull was closed")]
-pub struct PullClosed;
-
-/// The source's end of a stream. When it is dropped, the stream ends with what was sent.
-#[derive(Debug)]
-pub struct PullSender {
-    stream: Arc<Stream>,
-}
-
-/// A frame that waits to be written, so that a source holds two batches at most.
-struct Stream {
-    control: Arc<Control>,
-    slot: Mutex<Option<Frame>>,
-    /// The slot is empty, or the connection has ended.
-    taken: Notify,
-    /// Closed when the connection has ended.
-    open: Semaphore,
-}
-
-impl std::fmt::Debug for Stream {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stream").finish_non_exhaustive()
-    }
-}
-
-impl PullSender {
-    /// Sends a frame. Waits while the target does not take the frames before it.
-    ///
-    /// # Errors
-    /// The connection has ended.
-    pub async fn send(&mut self, frame: &PullFrame) -> Result<(), PullClosed> {
-        loop {
-            let taken = self.stream.taken.notified();
-            if self.stream.open.is_closed() {
-                return Err(PullClosed);
-            }
-            if self.stream.slot.lock().is_none() {
-                break;
-            }
-            taken.await;
-        }
-        *self.stream.slot.lock() = Some(frame.encode());
-        self.stream.control.wake();
-        Ok(())
-    }
-}
-
-impl Drop for PullSender {
-    fn drop(&mut self) {
-        self.stream.control.finish();
-    }
-}
-
-/// The queue of a stream as its sender sees it.
-struct Slot(Arc<Stream>);
-
-impl Queue for Slot {
-    fn take(&mut self) -> Option<Frame> {
-        let frame = self.0.slot.lock().take()?;
-        self.0.taken.notify_one();
-        Some(frame)
-    }
-}
-
-/// Marks a stream as ended.
-struct Ended<'a>(&'a Stream);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        self.0.open.close();
-        self.0.taken.notify_one();
-    }
-}
 
 /// Serves a pull of another server.
 pub(super) async fn serve(
@@ -109,12 +34,7 @@ pub(super) async fn serve(
     _slot: OwnedSemaphorePermit,
 ) {
     let Accepted { socket, connection, .. } = accepted;
-    let stream = Arc::new(Stream {
-        control: Arc::default(),
-        slot: Mutex::default(),
-        taken: Notify::new(),
-        open: Semaphore::new(0),
-    });
+    let stream = Arc::new(Stream::default());
     let ended = Ended(&stream);
     let mark = peer.opening.mark;
     let _registration = shared.register(peer.server, mark, false, &stream.control);
@@ -130,7 +50,7 @@ pub(super) async fn serve(
                 Ok(None) => {}
                 Ok(Some(pull)) => {
                     is_begun = true;
-                    let sender = PullSender { stream: Arc::clone(&stream) };
+                    let sender = PullSender::new(&stream);
                     let server = peer.server;
                     shared.host.event(NetEvent::Pull { server, pull, sender });
                 }

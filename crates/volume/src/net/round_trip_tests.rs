@@ -235,7 +235,8 @@ proptest! {
         let frame = receive(frame, ConnectionRole::Client, Dialer).unwrap();
         let decoded = decode_answer(&frame, Expected::of(&request));
         prop_assert_eq!(decoded, Ok(answer));
-        for other in [Expected::Op, Expected::Status, Expected::Read { blocks: 77, states_only: false }] {
+        let read = Expected::Read { blocks: 77, states_only: false };
+        for other in [Expected::Op, Expected::Status, read] {
             let is_refused = decode_answer(&frame, other).is_err();
             prop_assert!(is_refused || frame.header.is_error || other == Expected::of(&request));
         }

@@ -2,31 +2,28 @@
 //! sends.
 
 use std::collections::HashMap;
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::clients;
-use super::connection::Control;
+use super::dial::ConnectError;
 use super::flow::HANDSHAKE;
-use super::frame::{ConnectionId, ConnectionRole, Frame};
-use super::handshake::{
-    Directory, Features, HANDSHAKE_BYTES, HandshakeError, Hello, Local, ServerRecord, Welcome,
-};
+use super::frame::{ConnectionRole, Frame};
+use super::handshake::{HANDSHAKE_BYTES, Hello, Local, ServerRecord, Welcome};
 use super::host::Host;
 use super::io::set_options;
 use super::messages::{GroupMessage, SenderState, UnsendableMessage};
 use super::peer_queue::Pushed;
 use super::peers::{self, Dialer};
 use super::pulls;
+use super::shared::{Accepted, NetLimits, Shared};
 use crate::request::{Answer, ErrorCode, RequestError};
 use crate::types::ServerId;
 
@@ -34,107 +31,6 @@ use crate::types::ServerId;
 const RETRY_ACCEPT: Duration = Duration::from_millis(100);
 /// Time for connections to send `Close` when the server stops.
 const STOP: Duration = Duration::from_secs(2);
-
-/// Bounds of what connections hold in memory.
-#[derive(Clone, Copy, Debug)]
-pub struct NetLimits {
-    /// Connections of clients.
-    pub clients: usize,
-    /// Pulls of other servers.
-    pub pulls: usize,
-    /// Connections in their handshake.
-    pub handshakes: usize,
-    /// Bytes of received frames with entries. Above it, their messages with entries are dropped.
-    pub entry_bytes: usize,
-    /// Bytes of other received frames of servers that wait. Above it, frames are dropped.
-    pub message_bytes: usize,
-    /// Bytes of queued requests of all clients. Above it, no client is read.
-    pub request_bytes: usize,
-}
-
-impl Default for NetLimits {
-    fn default() -> Self {
-        Self {
-            clients: 1024,
-            pulls: 16,
-            handshakes: 64,
-            entry_bytes: 64 << 20,
-            message_bytes: 16 << 20,
-            request_bytes: 32 << 20,
-        }
-    }
-}
-
-/// A connection from or to a server.
-struct ServerConnection {
-    id: u64,
-    server: ServerId,
-    mark: u64,
-    /// Whether a newer one of the same server replaces it.
-    is_incoming_peer: bool,
-    control: Arc<Control>,
-}
-
-/// What all connections of a server share.
-pub(super) struct Shared {
-    pub(super) local: Local,
-    pub(super) host: Arc<dyn Host>,
-    pub(super) directory: Mutex<Directory>,
-    pub(super) entry_bytes: Arc<Semaphore>,
-    pub(super) message_bytes: Arc<Semaphore>,
-    pub(super) request_bytes: Arc<Semaphore>,
-    pub(super) sender: Mutex<SenderState>,
-    pub(super) clients: Mutex<HashMap<u64, clients::Client>>,
-    client_slots: Arc<Semaphore>,
-    pull_slots: Arc<Semaphore>,
-    pub(super) handshakes: Arc<Semaphore>,
-    /// One at a time, so that a flood of unknown servers does not become one of the registry.
-    look_ups: tokio::sync::Mutex<()>,
-    servers: Mutex<Vec<ServerConnection>>,
-    next_id: AtomicU64,
-    stopping: watch::Sender<bool>,
-}
-
-impl Shared {
-    pub(super) fn next_id(&self) -> u64 {
-        self.next_id.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Records a connection from or to a server. A new incoming peer connection replaces the one
-    /// before it, and connections of earlier openings of the server are closed.
-    pub(super) fn register(
-        self: &Arc<Self>,
-        server: ServerId,
-        mark: u64,
-        is_incoming_peer: bool,
-        control: &Arc<Control>,
-    ) -> Registration {
-        let id = self.next_id();
-        let mut servers = self.servers.lock();
-        for other in servers.iter().filter(|other| other.server == server) {
-            if other.mark < mark {
-                other.control.close(ErrorCode::OldOpening, "a newer opening of the server exists");
-            } else if is_incoming_peer && other.is_incoming_peer {
-                other.control.close(ErrorCode::Superseded, "a newer connection replaces it");
-            }
-        }
-        let control = Arc::clone(control);
-        servers.push(ServerConnection { id, server, mark, is_incoming_peer, control });
-        Registration { shared: Arc::clone(self), id }
-    }
-}
-
-/// A recorded connection, until it ends.
-pub(super) struct Registration {
-    shared: Arc<Shared>,
-    id: u64,
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.shared.servers.lock().retain(|connection| connection.id != self.id);
-    }
-}
 
 /// The connections of a server. When it is dropped, the connections to other servers end.
 pub struct Net {
@@ -149,25 +45,8 @@ impl Net {
     /// `local` has no identity.
     pub fn new(local: Local, limits: NetLimits, host: Arc<dyn Host>) -> Self {
         assert!(local.identity.is_some(), "a server has an identity");
-        let semaphore = |permits| Arc::new(Semaphore::new(permits));
-        let shared = Shared {
-            local,
-            host,
-            directory: Mutex::default(),
-            entry_bytes: semaphore(limits.entry_bytes),
-            message_bytes: semaphore(limits.message_bytes),
-            request_bytes: semaphore(limits.request_bytes),
-            sender: Mutex::default(),
-            clients: Mutex::default(),
-            client_slots: semaphore(limits.clients),
-            pull_slots: semaphore(limits.pulls),
-            handshakes: semaphore(limits.handshakes),
-            look_ups: tokio::sync::Mutex::default(),
-            servers: Mutex::default(),
-            next_id: AtomicU64::new(1),
-            stopping: watch::Sender::new(false),
-        };
-        Self { shared: Arc::new(shared), dialers: Mutex::default() }
+        let shared = Arc::new(Shared::new(local, limits, host));
+        Self { shared, dialers: Mutex::default() }
     }
 
     /// Records what the registry has for a server.
@@ -195,7 +74,8 @@ impl Net {
         }
     }
 
-    /// What the next frames state about this server.
+    /// What the next frames state about this server. While it drops entries, messages with entries
+    /// are not received either.
     pub fn set_sender_state(&self, state: SenderState) {
         *self.shared.sender.lock() = state;
     }
@@ -234,15 +114,8 @@ impl Net {
 
     /// Ends all connections and [`Net::serve`] with `Stopping`.
     pub fn stop(&self) {
-        self.shared.stopping.send_replace(true);
         self.dialers.lock().clear();
-        let text = "the server shuts down";
-        for connection in &*self.shared.servers.lock() {
-            connection.control.close(ErrorCode::Stopping, text);
-        }
-        for client in self.shared.clients.lock().values() {
-            client.control.close(ErrorCode::Stopping, text);
-        }
+        self.shared.stop();
     }
 
     /// Accepts connections until [`Net::stop`]. When the future is dropped, they end at once.
@@ -300,23 +173,6 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ConnectError {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error("no answer in time")]
-    Timeout,
-    #[error(transparent)]
-    Handshake(#[from] HandshakeError),
-}
-
-/// A connection whose handshake is complete.
-pub(super) struct Accepted {
-    pub(super) socket: TcpStream,
-    pub(super) connection: ConnectionId,
-    pub(super) features: Features,
-}
-
 /// Does the handshake of an accepted socket, and serves the connection.
 async fn accept(
     shared: &Arc<Shared>,
@@ -368,7 +224,7 @@ async fn greet(
     }
 }
 
-/// Judges a dialer, with a look into the registry for a server that is not known.
+/// Judges a dialer, after a read of the registry for a server that is not known.
 async fn judge(
     shared: &Shared,
     hello: &Hello,
