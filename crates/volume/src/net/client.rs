@@ -3,7 +3,8 @@
 
 use bytes::Bytes;
 
-use super::error::{WireError, decode_error, error_frame};
+use super::error::WireError;
+use super::error_frame::{decode_error, error_frame};
 use super::frame::{Blocks, Frame, FrameType, Header, Received, verify_blocks};
 use super::messages::END_OF_NUMBERS;
 use crate::fields::{Put, Reader};

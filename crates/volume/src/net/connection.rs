@@ -10,7 +10,7 @@ use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
-use super::error::close_frame;
+use super::error_frame::close_frame;
 use super::flow::Duty;
 use super::frame::{ConnectionId, Frame};
 use super::io::{End, Pulse, write_all};

@@ -394,7 +394,7 @@ pub struct Received {
 
 impl Received {
     /// Parses the first frame of `bytes`, and returns what follows it.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(test)]
     pub(crate) fn parse(
         bytes: &Bytes,
         connection: ConnectionId,

@@ -2,7 +2,8 @@
 //!
 //! # Modules
 //!
-//! - `frame.rs`, `error.rs`: frames with their checksums and bounds; errors
+//! - `frame.rs`, `error.rs`, `error_frame.rs`: frames with their checksums and bounds; why they are
+//!   refused; errors as frames
 //! - `handshake.rs`: `Hello` and `Welcome`, and their checks
 //! - `messages.rs`, `peer.rs`: raft messages, and what else servers send each other
 //! - `client.rs`: requests of clients and their answers
@@ -27,6 +28,7 @@ mod connection;
 mod connection_tests;
 mod dial;
 mod error;
+mod error_frame;
 mod flow;
 mod frame;
 #[cfg(any(test, fuzzing))]
@@ -58,7 +60,8 @@ pub use client::{
     request_cost,
 };
 pub use client_connection::{CallError, ClientConnection, ConnectFailure};
-pub use error::{WireError, close_frame, decode_error};
+pub use error::WireError;
+pub use error_frame::{close_frame, decode_error};
 pub use flow::{
     BackOff, Duty, HANDSHAKE, Liveness, PING_AFTER, PONG_WITHIN, RequestWindow, SILENCE,
     WRITE_STALL,

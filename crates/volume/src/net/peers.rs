@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::{Control, Queue, send};
 use super::dial::{ConnectError, connect};
-use super::error::decode_error;
+use super::error_frame::decode_error;
 use super::flow::{BackOff, SILENCE, WRITE_STALL};
 use super::frame::{ConnectionRole, Frame, FrameType, Side};
 use super::handshake::{Identity, Welcome};

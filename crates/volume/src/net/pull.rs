@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 
-use super::error::{WireError, decode_error, error_frame};
+use super::error::WireError;
+use super::error_frame::{decode_error, error_frame};
 use super::frame::{Blocks, Frame, FrameType, Received, verify_blocks};
 use super::messages::{END_OF_NUMBERS, configuration_bytes, put_configuration, read_configuration};
 use crate::fields::{Put, Reader};

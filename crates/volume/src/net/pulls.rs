@@ -10,7 +10,8 @@ use tokio::time::timeout;
 
 use super::connection::{Control, Queue, send};
 use super::dial::{ConnectError, connect};
-use super::error::{WireError, decode_error};
+use super::error::WireError;
+use super::error_frame::decode_error;
 use super::flow::SILENCE;
 use super::frame::{ConnectionRole, Frame, FrameType, Side};
 use super::handshake::{Directory, HandshakeError, Identity, Local};

@@ -5,7 +5,7 @@ use std::future::Future;
 use tokio::time::timeout;
 
 use super::connection::Control;
-use super::error::decode_error;
+use super::error_frame::decode_error;
 use super::flow::SILENCE;
 use super::frame::{FrameType, Header};
 use super::io::{End, FrameReader};
