@@ -286,7 +286,12 @@ async fn a_refused_reconnect_is_reported_once() {
     assert!(matches!(lost, NetEvent::PeerDown { refused: false, .. }), "{lost:?}");
     let gone = one.event().await;
     assert!(matches!(gone, NetEvent::PeerDown { refused: true, .. }), "{gone:?}");
-    // It comes back at the same address. Nothing else was reported in between.
+    // All attempts of a minute are refused, and not reported.
+    tokio::time::pause();
+    tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+    tokio::time::resume();
+    assert!(one.events.try_recv().is_err());
+    // It comes back at the same address.
     let listener = TcpListener::bind(&two.address).await.unwrap();
     let served = Arc::clone(&two.net);
     let serving = tokio::spawn(async move { served.serve(listener).await });

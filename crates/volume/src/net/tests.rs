@@ -229,6 +229,39 @@ fn appends_on_which_raft_would_fail_are_refused() {
     }
 }
 
+/// Data that no field accounts for, in each frame that has data.
+#[test]
+fn a_block_too_many_is_refused() {
+    let with_block = |frame: Frame, role, side| {
+        let frame = receive(frame, role, side).unwrap();
+        let data = [&frame.data[..], &[0; BLOCK_BYTES]].concat().into();
+        Received { data, ..frame }
+    };
+    let mut entry = entry_of(&write(1, 1, 1));
+    (entry.index, entry.term) = (11, 5);
+    let mut queue = PeerQueue::default();
+    queue.push(append_of(vec![entry])).unwrap();
+    let frame = queue.next(SenderState::default()).unwrap();
+    let raft = with_block(frame, ConnectionRole::Peer, Acceptor);
+    assert!(decode_messages(&raft, Entries::Keep).is_err());
+    let request = Request::Op { group: GroupId(1), op: write(1, 1, 1) };
+    let op = with_block(encode_request(1, &request), ConnectionRole::Client, Acceptor);
+    assert!(matches!(decode_request(&op), Err(Refused::Connection(_))));
+    let answer = encode_answer(FrameType::ReadAnswer, 1, &Ok(Answer::Read(read_answer_of_one())));
+    let answer = with_block(answer, ConnectionRole::Client, Dialer);
+    let expected = Expected::Read { blocks: 1, states_only: false };
+    assert!(decode_answer(&answer, expected).is_err());
+    let batch = PullFrame::Batch(PullBatch { applied: Index(1), items: Vec::new() });
+    let batch = with_block(batch.encode(), ConnectionRole::Pull, Dialer);
+    assert!(PullFrame::decode(&batch).is_err());
+}
+
+fn read_answer_of_one() -> ReadAnswer {
+    let data = Bytes::from(vec![7; BLOCK_BYTES]);
+    let crcs = vec![crc32c::crc32c(&data)];
+    ReadAnswer { applied: Index(1), states: vec![BlockState::Data], crcs, data }
+}
+
 #[test]
 fn an_append_with_an_unknown_op_is_dropped_and_the_others_stay() {
     let mut entry = entry_of(&write(2, 1, 1));
