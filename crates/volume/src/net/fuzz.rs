@@ -154,17 +154,41 @@ mod tests {
 
     use super::*;
 
+    /// They are written from the document, and not by the encoder.
+    fn seeds() -> Vec<Vec<u8>> {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/volume_net");
+        let seeds = fs::read_dir(directory).expect("the target has seeds");
+        seeds.map(|seed| fs::read(seed.unwrap().path()).unwrap()).collect()
+    }
+
     #[test]
     fn the_seeds_are_accepted() {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/volume_net");
-        let mut seeds = 0;
-        for seed in fs::read_dir(directory).expect("the target has seeds") {
-            let path = seed.unwrap().path();
-            let bytes = fs::read(&path).unwrap();
-            assert_eq!(check(&bytes), Ok(true), "{path:?}");
-            seeds += 1;
+        let seeds = seeds();
+        assert!(seeds.len() >= 8, "{} seeds", seeds.len());
+        for seed in seeds {
+            assert_eq!(check(&seed), Ok(true), "{seed:?}");
         }
-        assert!(seeds >= 8, "{seeds} seeds");
+    }
+
+    #[test]
+    fn changed_seeds_are_refused_or_have_one_meaning() {
+        let seeds = seeds();
+        let changes = prop::collection::vec((any::<prop::sample::Index>(), small_byte()), 1..4);
+        let len = any::<prop::sample::Index>();
+        let strategy = (prop::sample::select(seeds), changes, prop::option::weighted(0.1, len));
+        let config = ProptestConfig::with_cases(20_000);
+        let mut runner = proptest::test_runner::TestRunner::new(config);
+        runner
+            .run(&strategy, |(mut data, changes, len)| {
+                for (at, byte) in changes {
+                    let at = at.index(data.len());
+                    data[at] = byte;
+                }
+                data.truncate(len.map_or(data.len(), |len| len.index(data.len())));
+                prop_assert_eq!(net(&data), Ok(()));
+                Ok(())
+            })
+            .unwrap();
     }
 
     fn small_byte() -> impl Strategy<Value = u8> {
