@@ -30,6 +30,7 @@
 //! - `registry/`: what the servers share: values of the keys (`values.rs`), transactions about
 //!   servers, volumes, groups and attachments, numbers and placement
 //! - `net/`: the protocol between servers and with clients
+//! - `gateway/`: the client's side of an attached volume
 //! - `fuzz.rs`: the check of the fuzz target `volume_log`
 //! - `store/`: positions in a store (`layout.rs`), its superblock and the copy that counts
 //!   (`superblock.rs`), the description of a slot with the checksums of its blocks (`sector.rs`);
@@ -39,6 +40,7 @@
 mod fields;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+pub mod gateway;
 pub mod log;
 pub mod net;
 mod op;

@@ -1,5 +1,6 @@
 //! Rules of the protocol that the simulation breaks on purpose, to show that it would find their
-//! absence. Without the feature `simulation` none can be broken, and the checks are constants.
+//! absence. Outside of tests and without the feature `simulation` none can be broken, and the
+//! checks are constants.
 
 /// A rule of the protocol. `docs/volumes-design.md` has their text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,27 +69,39 @@ pub enum Rule {
     EqualAttach,
     /// The floor is raised before the number is tested.
     FloorFirst,
+    /// Overlapping changes of a gateway are never in flight together.
+    RangeLock,
+    /// The range of a failed op stays locked until the floor has passed its number.
+    FailedRange,
+    /// A gateway's floor is the lowest number that is not completed.
+    GatewayFloor,
+    /// A read carries the token.
+    Token,
+    /// An answered read raises the token.
+    TokenOfReads,
+    /// An op that is sent again keeps its number.
+    NumberOfRetry,
 }
 
 /// The rule that is broken, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Broken(#[cfg(feature = "simulation")] Option<Rule>);
+pub struct Broken(#[cfg(any(test, feature = "simulation"))] Option<Rule>);
 
 impl Broken {
     /// Breaks a rule.
-    #[cfg(feature = "simulation")]
+    #[cfg(any(test, feature = "simulation"))]
     pub fn rule(rule: Rule) -> Self {
         Self(Some(rule))
     }
 
     /// Whether the rule is broken.
-    #[cfg(feature = "simulation")]
+    #[cfg(any(test, feature = "simulation"))]
     pub fn is(self, rule: Rule) -> bool {
         self.0 == Some(rule)
     }
 
     /// Whether the rule is broken.
-    #[cfg(not(feature = "simulation"))]
+    #[cfg(not(any(test, feature = "simulation")))]
     pub fn is(self, _: Rule) -> bool {
         false
     }
