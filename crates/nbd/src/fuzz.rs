@@ -1,0 +1,1 @@
+//! The checks of the fuzz targets `nbd_handshake` and `nbd_requests`.
