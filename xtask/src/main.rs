@@ -112,8 +112,8 @@ enum Task {
     /// Run with an S3 server as the object store: network faults, an outage, TLS, credentials,
     /// tools, SIGKILL of both servers: a campaign.
     S3(S3Options),
-    /// Run the fuzz targets of the WAL, the journal cache and the server's requests: all, or the
-    /// named ones.
+    /// Run the fuzz targets of the WAL, the journal cache, volumes and what servers receive: all, or
+    /// the named ones.
     Fuzz(FuzzOptions),
     /// Attack the server as clients can: many connections, partial and invalid requests,
     /// decompression bombs, responses that are never read, endless new names, stolen credentials.
@@ -346,6 +346,7 @@ struct FuzzOptions {
     /// `cache_opening`; `volume_log`, `volume_store`. Default: all.
     /// `cache_opening`; `volume_log`; `coordination_wire`. Default: all.
     /// `cache_opening`; `volume_log`, `volume_net`. Default: all.
+    /// `cache_opening`; `nbd_handshake`, `nbd_requests`; `volume_log`. Default: all.
     targets: Vec<String>,
     /// Seconds per target.
     #[arg(long, default_value_t = 60)]

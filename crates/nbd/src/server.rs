@@ -166,8 +166,9 @@ impl Server {
 
     /// Accepts and serves connections until `shutdown` completes.
     ///
-    /// Then it accepts no more. Connections complete the requests in flight, answer new ones with
-    /// ESHUTDOWN, and end. What has not ended after the grace period is dropped.
+    /// Then it accepts no more. Connections complete the requests in flight, read no further ones,
+    /// and end, so that a client that reconnects can send the others again. What has not ended after
+    /// the grace period is dropped.
     pub async fn serve(&self, listener: impl Into<Listener>, shutdown: impl Future<Output = ()>) {
         let listener = listener.into();
         let stop = watch::Sender::new(false);

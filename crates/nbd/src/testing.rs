@@ -107,7 +107,8 @@ impl Outcome {
 #[derive(Default)]
 pub(crate) struct Replies {
     pub(crate) is_structured: bool,
-    pending: HashMap<u64, Outcome>,
+    /// What has arrived so far of the replies to requests. A second reply is one to no request.
+    pub(crate) pending: HashMap<u64, Outcome>,
 }
 
 /// What was parsed.
@@ -121,11 +122,6 @@ pub(crate) enum Parsed {
 }
 
 impl Replies {
-    /// Number of requests without a complete reply.
-    pub(crate) fn pending(&self) -> usize {
-        self.pending.len()
-    }
-
     /// Expects a reply to a request.
     pub(crate) fn expect(&mut self, request: Request) {
         let data = match request.command() {

@@ -54,7 +54,7 @@ pub(crate) enum End {
     Disconnected,
     /// The client has closed the connection between two requests.
     Closed,
-    /// The server, the export or the disk has ended it.
+    /// The server stops, or the export was removed, or the disk is fenced.
     Stopped,
     /// The client has violated the protocol.
     Violation(&'static str),
@@ -97,8 +97,9 @@ impl Session {
     }
 }
 
-/// What makes a connection end: the server, the export, the disk.
-struct Stops([watch::Receiver<bool>; 3]);
+/// What makes a connection end with errors, because the disk is not to come back: the removal of the
+/// export, and a fence.
+struct Stops([watch::Receiver<bool>; 2]);
 
 impl Stops {
     fn is_set(&self) -> bool {
@@ -107,9 +108,8 @@ impl Stops {
 
     /// Waits until one is set. A sender that is gone counts too.
     async fn wait(&mut self) {
-        let [server, export, disk] = &mut self.0;
+        let [export, disk] = &mut self.0;
         tokio::select! {
-            _ = server.wait_for(|is_set| *is_set) => {}
             _ = export.wait_for(|is_set| *is_set) => {}
             _ = disk.wait_for(|is_set| *is_set) => {}
         }
@@ -117,12 +117,16 @@ impl Stops {
 }
 
 /// Serves the requests of a client until the connection ends.
+///
+/// After `stop` no further request is read. Those in flight are completed, and the others stay
+/// without a reply: a client that reconnects sends them again, whereas it would report an error
+/// reply as an I/O error.
 pub(crate) async fn transmit<R, W>(
     reader: R,
     mut writer: W,
     negotiated: Negotiated,
     environment: Environment,
-    stop: watch::Receiver<bool>,
+    mut stop: watch::Receiver<bool>,
 ) -> End
 where
     R: AsyncRead + Unpin,
@@ -140,7 +144,7 @@ where
         idle: Notify::new(),
         fenced: watch::Sender::new(false),
     });
-    let mut stops = Stops([stop, export.stop(), session.fenced.subscribe()]);
+    let mut stops = Stops([export.stop(), session.fenced.subscribe()]);
     let mut input = Input::new(reader, stall_timeout);
     let (jobs, queued_jobs) = unbounded_channel();
     let (replies, mut queued_replies) = unbounded_channel();
@@ -154,6 +158,8 @@ where
                     end.unwrap_or_else(End::Failed)
                 }
                 () = gone.notified() => End::Closed,
+                // A sender that is gone counts too.
+                _ = stop.wait_for(|is_set| *is_set) => End::Stopped,
             }
         }
     };

@@ -8,6 +8,7 @@ const LAYERS: &[(&str, &str, &[&str])] = &[
     ("crates/chart", "alluvium_chart", &[]),
     ("crates/coordination", "alluvium_coordination", &[]),
     ("crates/device", "alluvium_device", &[]),
+    ("crates/nbd", "alluvium_nbd", &[]),
     ("crates/wal", "alluvium_wal", &["alluvium_device"]),
     ("crates/journal", "alluvium_journal", &["alluvium_device"]),
     ("crates/stream", "alluvium_stream", &["alluvium_device", "alluvium_wal", "alluvium_journal"]),

@@ -51,9 +51,9 @@ impl Failure {
         Self { errno, text: Cow::Borrowed(text) }
     }
 
-    /// The failure of requests after the connection has begun to end.
+    /// The failure of requests after the export was removed or the disk was fenced.
     pub(crate) const SHUTDOWN: Self =
-        Self::new(Errno::Shutdown, "the server ends this connection; connect again");
+        Self::new(Errno::Shutdown, "the disk is not exported here any more");
 }
 
 impl From<DiskError> for Failure {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::sleep;
 
 use super::*;
@@ -357,8 +357,8 @@ async fn requests_that_arrive_together_are_all_answered() {
     let (mut reader, mut writer) = tokio::io::split(client.stream);
     let sending = tokio::spawn(async move { writer.write_all(&bytes).await.unwrap() });
     let mut received = Vec::new();
-    while client.replies.pending() > 0 {
-        assert!(tokio::io::AsyncReadExt::read_buf(&mut reader, &mut received).await.unwrap() > 0);
+    while !client.replies.pending.is_empty() {
+        assert!(reader.read_buf(&mut received).await.unwrap() > 0);
         let mut rest = &received[..];
         loop {
             match client.replies.parse(&mut rest).unwrap() {
@@ -567,7 +567,7 @@ async fn a_fenced_disk_ends_the_connection_after_its_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_stops_completes_what_is_in_flight() {
+async fn a_server_that_stops_completes_what_is_in_flight_and_reads_no_more() {
     let bench = bench();
     let (mut client, serving) = bench.connect(true).await;
     let (mut idle, idle_serving) = bench.connect(false).await;
@@ -578,31 +578,54 @@ async fn a_server_that_stops_completes_what_is_in_flight() {
     assert!(idle.outcome().await.is_none());
     drop(idle);
     idle_serving.await.unwrap();
-    assert_eq!(client.ask(Command::Read, 0, 0, 1).await.error(), 108);
+    client.send(Command::Read, 0, 0, 1, &[]).await;
+    client.send(Command::Write, 0, 0, 1000, &[7; 999]).await;
+    sleep(Duration::from_secs(1)).await;
     bench.disk.hold.send_replace(None);
     let outcome = client.outcome().await.unwrap();
     assert_eq!((outcome.request.cookie, outcome.error()), (held, 0));
     assert!(client.outcome().await.is_none());
+    assert_eq!(bench.disk.take_calls().len(), 2);
     // The client leaves its side open: that delays the server by the linger time only.
     serving.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_keeps_sending_does_not_keep_a_stopped_server() {
+async fn a_server_that_stops_does_not_wait_for_the_rest_of_a_request() {
     let bench = bench();
-    let (client, serving) = bench.connect(false).await;
-    let (mut reader, mut writer) = tokio::io::split(client.stream);
-    let request = Request { flags: 0, kind: 0, cookie: 1, at: 0, len: 1 }.encode();
-    let sending = tokio::spawn(async move { while writer.write_all(&request).await.is_ok() {} });
-    let receiving = tokio::spawn(async move {
-        let mut buffer = vec![0; 4096];
-        while tokio::io::AsyncReadExt::read(&mut reader, &mut buffer).await.is_ok_and(|n| n > 0) {}
-    });
-    tokio::task::yield_now().await;
+    let (mut client, serving) = bench.connect(true).await;
+    client.send(Command::Write, 0, 0, 5000, &[7; 1000]).await;
+    sleep(Duration::from_secs(1)).await;
     bench.stop.send_replace(true);
+    let began = tokio::time::Instant::now();
+    assert!(client.outcome().await.is_none());
     serving.await.unwrap();
-    sending.await.unwrap();
-    receiving.await.unwrap();
+    assert!(began.elapsed() <= LINGER);
+    assert_eq!(value(&bench.counters().bytes_in_flight), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_keeps_sending_does_not_keep_a_connection() {
+    for is_removed in [false, true] {
+        let bench = bench();
+        let (client, serving) = bench.connect(false).await;
+        let (mut reader, mut writer) = tokio::io::split(client.stream);
+        let request = Request { flags: 0, kind: 0, cookie: 1, at: 0, len: 1 }.encode();
+        let sending =
+            tokio::spawn(async move { while writer.write_all(&request).await.is_ok() {} });
+        let receiving = tokio::spawn(async move {
+            let mut buffer = vec![0; 4096];
+            while reader.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
+        });
+        tokio::task::yield_now().await;
+        match is_removed {
+            true => assert!(bench.exports.remove("disk").await),
+            false => drop(bench.stop.send_replace(true)),
+        }
+        serving.await.unwrap();
+        sending.await.unwrap();
+        receiving.await.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -616,6 +639,7 @@ async fn the_removal_of_an_export_waits_for_its_connections() {
     sleep(Duration::from_secs(5)).await;
     assert!(!removing.is_finished());
     assert!(bench.exports.list().is_empty());
+    assert_eq!(client.ask(Command::Read, 0, 0, 1).await.error(), 108);
     bench.disk.hold.send_replace(None);
     assert_eq!(client.outcome().await.unwrap().error(), 0);
     assert!(client.outcome().await.is_none());

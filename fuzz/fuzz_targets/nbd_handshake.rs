@@ -1,0 +1,9 @@
+//! See `alluvium_nbd::fuzz::handshake`.
+#![no_main]
+#![forbid(unsafe_code)]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    if let Err(what) = alluvium_nbd::fuzz::handshake(data) {
+        panic!("{what}");
+    }
+});
