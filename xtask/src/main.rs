@@ -112,12 +112,16 @@ enum Task {
     /// Run with an S3 server as the object store: network faults, an outage, TLS, credentials,
     /// tools, SIGKILL of both servers: a campaign.
     S3(S3Options),
-    /// Run the fuzz targets of the WAL, the journal cache, volumes and what servers receive: all, or
-    /// the named ones.
+    /// Run the fuzz targets of the WAL, the journal cache, volumes and what servers receive: all,
+    /// or the named ones.
     Fuzz(FuzzOptions),
     /// Attack the server as clients can: many connections, partial and invalid requests,
     /// decompression bombs, responses that are never read, endless new names, stolen credentials.
     Hostile(HostileOptions),
+    /// Run the clients of libnbd, QEMU and fio against the NBD server with a disk in memory.
+    ///
+    /// They are installed through apt-get, like the tools of `cargo xtask test`.
+    Nbd,
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),
     /// Build the release binary: target/dist/alluvium, with its debug information in
@@ -168,6 +172,8 @@ enum Suite {
     Restart,
     /// The journal cache as a server: redis-cli, redis-benchmark, redis-py.
     Redis,
+    /// The NBD server with a disk in memory: nbdinfo, nbdcopy, nbdsh, qemu-img, qemu-io, fio.
+    Nbd,
     /// An S3 server (versitygw) as the object store: network faults, an outage, TLS, credentials,
     /// tools, three rounds of SIGKILL.
     S3,
@@ -404,6 +410,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::S3(options) => suites::s3_campaign(&root, &options),
         Task::Fuzz(options) => fuzz::run(&root, &options),
         Task::Hostile(options) => suites::hostile_campaign(&root, &options),
+        Task::Nbd => Ok(suites::nbd_clients(&root)),
         Task::Dist => Ok(dist::run(&root)),
         Task::Bench(bench) => bench::run(&root, &bench),
         Task::Endless(options) => suites::endless_campaign(&root, &options),

@@ -141,6 +141,26 @@ pub(crate) fn redis_tools() -> Result<(), Missing> {
     apt(&["redis-tools"], "the suite of the journal cache as a server")
 }
 
+/// The NBD clients of libnbd, QEMU and fio.
+pub(crate) fn nbd_clients() -> Result<(), Missing> {
+    let _lock = lock()?;
+    let mut missing = Vec::new();
+    for (package, program, argument) in [
+        ("libnbd-bin", "nbdinfo", "--version"),
+        ("python3-libnbd", "/usr/bin/python3", "-cimport nbd"),
+        ("qemu-utils", "qemu-img", "--version"),
+        ("fio", "fio", "--version"),
+    ] {
+        if !runs(program, &[argument]) {
+            missing.push(package);
+        }
+    }
+    match missing.is_empty() {
+        true => Ok(()),
+        false => apt(&missing, "clients of the NBD server"),
+    }
+}
+
 /// OpenSSL's command.
 pub(crate) fn openssl() -> Result<(), Missing> {
     let _lock = lock()?;

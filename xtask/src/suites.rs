@@ -39,9 +39,11 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     if wanted(Suite::Loom) {
         report.suite("loom", || loom::models(root, 2));
     }
-    if !options.suites.is_empty()
-        && options.suites.iter().all(|suite| matches!(suite, Suite::Cargo | Suite::Loom))
-    {
+    if options.suites.contains(&Suite::Nbd) {
+        report.append(nbd_clients(root));
+    }
+    let needs_no_binary = |suite| matches!(suite, &Suite::Cargo | &Suite::Loom | &Suite::Nbd);
+    if !options.suites.is_empty() && options.suites.iter().all(needs_no_binary) {
         return Ok(report);
     }
     let binary = match binary(root, options.server.server.as_deref()) {
@@ -110,6 +112,21 @@ fn tasks(binary: &Path, seed: u64) -> Vec<Task> {
         }
         tasks.extend(next);
     }
+}
+
+/// `cargo xtask nbd`.
+pub(crate) fn nbd_clients(root: &Path) -> Report {
+    let mut report = Report::default();
+    report.suite("nbd", || {
+        let run = || -> Result<Vec<Case>, Missing> {
+            setup::nbd_clients()?;
+            let mut command = cargo(root);
+            command.args(["test", "--locked", "--package", "alluvium-nbd", "--test", "clients"]);
+            Ok(gate::test(command.env("ALLUVIUM_NBD_CLIENTS", "required"))?)
+        };
+        skip_if_missing("nbd", run())
+    });
+    report
 }
 
 /// `cargo xtask sim`.

@@ -9,16 +9,16 @@ use bytes::Bytes;
 ///
 /// - **A write that was answered is durable.** The same holds for `zero` and `discard`. The server
 ///   therefore ignores the FUA flag.
-/// - **All connections share one state.** An answered write is visible to every later read, whichever
-///   connection it comes from. The server advertises multiple connections per client.
-/// - **Operations are concurrent.** The server does not order requests, not even overlapping ones. A
-///   block that two concurrent writes overlap has the content of either.
+/// - **All connections share one state.** An answered write is visible to every later read, on
+///   whichever connection. The server advertises that a client may use several.
+/// - **Operations are concurrent.** The server does not order requests, not even overlapping ones.
+///   A block that two concurrent writes overlap has the content of either.
 /// - **Ranges are valid.** They are not empty and end at or below the size that the disk had when
 ///   the connection began.
 ///
 /// A future is dropped before its end only if its connection has ended, and the operation did not
-/// complete within the grace period of [`crate::Options::grace`]. The operation may then take effect
-/// or not; if it may take effect later, the disk orders it before later overlapping operations.
+/// complete within the grace period of [`crate::Options::grace`]. The operation may then take
+/// effect or not; if it may take effect later, the disk orders it before later overlapping ones.
 #[async_trait]
 pub trait Disk: Send + Sync + 'static {
     /// The size in bytes. A connection uses the size at its beginning: clients cannot be notified

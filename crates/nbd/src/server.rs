@@ -35,7 +35,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 6;
 
 /// Bounds of a server.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Open connections. Further ones are closed at once.
     pub max_connections: usize,
@@ -167,8 +167,8 @@ impl Server {
     /// Accepts and serves connections until `shutdown` completes.
     ///
     /// Then it accepts no more. Connections complete the requests in flight, read no further ones,
-    /// and end, so that a client that reconnects can send the others again. What has not ended after
-    /// the grace period is dropped.
+    /// and end, so that a client that reconnects can send the others again. What has not ended
+    /// after the grace period is dropped.
     pub async fn serve(&self, listener: impl Into<Listener>, shutdown: impl Future<Output = ()>) {
         let listener = listener.into();
         let stop = watch::Sender::new(false);

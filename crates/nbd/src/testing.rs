@@ -1,4 +1,5 @@
-//! A client for tests: it builds requests, and checks that what the server sends obeys the protocol.
+//! A client for tests: it builds requests, and checks that what the server sends obeys the
+//! protocol.
 
 use std::collections::HashMap;
 

@@ -97,8 +97,8 @@ impl Session {
     }
 }
 
-/// What makes a connection end with errors, because the disk is not to come back: the removal of the
-/// export, and a fence.
+/// What makes a connection end with errors, because the disk does not come back: the removal of
+/// the export, and a fence.
 struct Stops([watch::Receiver<bool>; 2]);
 
 impl Stops {

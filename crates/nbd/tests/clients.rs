@@ -1,7 +1,7 @@
 //! Real clients against a server: nbdinfo, nbdcopy and nbdsh of libnbd, qemu-img, qemu-io, fio.
 //!
-//! A test whose tools are missing is skipped, and prints which. `cargo xtask nbd` installs them, and
-//! sets `ALLUVIUM_NBD_CLIENTS=required`, with which a missing tool is a failure.
+//! A test whose tools are missing is skipped, and prints which. `cargo xtask nbd` installs them,
+//! and sets `ALLUVIUM_NBD_CLIENTS=required`, with which a missing tool is a failure.
 #![forbid(unsafe_code)]
 
 use std::io::{BufReader, Read, Write};
