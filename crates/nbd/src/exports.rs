@@ -86,7 +86,8 @@ impl Exports {
     }
 
     /// Removes an export and waits until its connections have ended: they complete what is in
-    /// flight and answer new requests with ESHUTDOWN. Returns whether the export existed.
+    /// flight, within the grace period, and answer new requests with ESHUTDOWN. Returns whether the
+    /// export existed.
     ///
     /// If the returned future is dropped, the export is removed nevertheless.
     pub fn remove(&self, name: &str) -> impl Future<Output = bool> + Send + use<> {

@@ -12,15 +12,15 @@ mod reply;
 mod tests;
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use self::check::{Action, Failure, MAX_EXTENTS, Rules, check};
 use self::execute::{InProgress, Job, execute};
@@ -69,6 +69,8 @@ pub(crate) struct Session {
     budget: Budget,
     counters: Arc<Counters>,
     grace: Duration,
+    /// When the requests in flight are dropped, once the connection has begun to end.
+    end_by: OnceLock<Instant>,
     /// Jobs that have not been replied to.
     in_flight: AtomicUsize,
     /// Notified when there are none.
@@ -84,6 +86,11 @@ impl Session {
             self.fenced.send_replace(true);
         }
         error.into()
+    }
+
+    /// Begins the grace period, if it has not begun. Returns its end.
+    fn end_by(&self) -> Instant {
+        *self.end_by.get_or_init(|| Instant::now() + self.grace)
     }
 
     fn leave(&self) {
@@ -140,6 +147,7 @@ where
         budget,
         counters,
         grace,
+        end_by: OnceLock::new(),
         in_flight: AtomicUsize::new(0),
         idle: Notify::new(),
         fenced: watch::Sender::new(false),
@@ -200,13 +208,13 @@ async fn read_requests<R: AsyncRead + Unpin>(
 ) -> io::Result<End> {
     let counters = &session.counters;
     loop {
-        if stops.is_set() && session.is_idle() {
+        if stops.is_set() && (session.is_idle() || Instant::now() >= session.end_by()) {
             return Ok(End::Stopped);
         }
         let header = tokio::select! {
             biased;
             header = input.header() => header?,
-            () = stopped_and_idle(stops, session) => return Ok(End::Stopped),
+            () = completed(stops, session) => return Ok(End::Stopped),
         };
         let Some(header) = header else { return Ok(End::Closed) };
         let Some(request) = Request::decode(&header) else {
@@ -253,11 +261,17 @@ async fn read_requests<R: AsyncRead + Unpin>(
     }
 }
 
-async fn stopped_and_idle(stops: &mut Stops, session: &Session) {
+/// Waits until the connection is to end, and then until it has completed what is in flight, for the
+/// grace period at most.
+async fn completed(stops: &mut Stops, session: &Session) {
     stops.wait().await;
-    while !session.is_idle() {
-        session.idle.notified().await;
-    }
+    let idle = async {
+        while !session.is_idle() {
+            session.idle.notified().await;
+        }
+    };
+    // What is in flight is dropped in the end.
+    let _ = timeout_at(session.end_by(), idle).await;
 }
 
 /// Passes a request on, in pieces if it is large, each when there is memory for it.

@@ -82,7 +82,7 @@ pub(crate) struct Job {
 }
 
 /// Executes jobs concurrently and sends their replies, until the channel of jobs is closed and all
-/// have ended. Those that have not ended `grace` later are dropped.
+/// have ended. Those that have not ended by the end of the grace period are dropped.
 pub(crate) async fn execute(
     session: &Session,
     mut jobs: UnboundedReceiver<Job>,
@@ -102,7 +102,7 @@ pub(crate) async fn execute(
             }
             job = jobs.recv(), if deadline.is_none() => match job {
                 Some(job) => running.push(run(job)),
-                None => deadline = Some(Instant::now() + session.grace),
+                None => deadline = Some(session.end_by()),
             },
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => break,
         }

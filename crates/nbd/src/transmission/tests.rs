@@ -477,7 +477,7 @@ async fn a_client_that_stops_inside_a_request_is_disconnected() {
             sleep(Duration::from_millis(400)).await;
         }
         client.stream.write_all(&bytes[end.min(60)..end]).await.unwrap();
-        let began = tokio::time::Instant::now();
+        let began = Instant::now();
         serving.await.unwrap();
         assert!(began.elapsed() <= Duration::from_secs(30));
         assert_eq!(value(&bench.counters().stalled_connections), 1);
@@ -597,7 +597,7 @@ async fn a_server_that_stops_does_not_wait_for_the_rest_of_a_request() {
     client.send(Command::Write, 0, 0, 5000, &[7; 1000]).await;
     sleep(Duration::from_secs(1)).await;
     bench.stop.send_replace(true);
-    let began = tokio::time::Instant::now();
+    let began = Instant::now();
     assert!(client.outcome().await.is_none());
     serving.await.unwrap();
     assert!(began.elapsed() <= LINGER);
@@ -646,6 +646,30 @@ async fn the_removal_of_an_export_waits_for_its_connections() {
     assert!(removing.await.unwrap());
     serving.await.unwrap();
     assert!(!bench.exports.remove("disk").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_does_not_answer_delays_a_removal_by_the_grace_only() {
+    for keeps_sending in [false, true] {
+        let bench = bench();
+        let (mut client, serving) = bench.connect(true).await;
+        bench.disk.hold.send_replace(Some(0));
+        client.send(Command::Write, 0, 0, 1, &[5]).await;
+        sleep(Duration::from_secs(1)).await;
+        let began = Instant::now();
+        let removing = tokio::spawn(bench.exports.remove("disk"));
+        let sending = tokio::spawn(async move {
+            while keeps_sending && client.ask(Command::Read, 0, 0, 1).await.error() == 108 {
+                sleep(Duration::from_secs(1)).await;
+            }
+            client
+        });
+        assert!(removing.await.unwrap());
+        assert!(began.elapsed() <= Duration::from_secs(10) + LINGER);
+        assert_eq!(bench.disk.dropped.load(Ordering::Relaxed), 1);
+        serving.await.unwrap();
+        sending.abort();
+    }
 }
 
 #[tokio::test(start_paused = true)]
