@@ -349,10 +349,8 @@ struct S3Options {
 #[derive(Args)]
 struct FuzzOptions {
     /// The targets: `headers`, `records`, `recovery`, `requests`; `cache_records`, `cache_hints`,
-    /// `cache_opening`; `volume_log`, `volume_store`. Default: all.
-    /// `cache_opening`; `volume_log`; `coordination_wire`. Default: all.
-    /// `cache_opening`; `volume_log`, `volume_net`. Default: all.
-    /// `cache_opening`; `nbd_handshake`, `nbd_requests`; `volume_log`. Default: all.
+    /// `cache_opening`; `coordination_wire`; `nbd_handshake`, `nbd_requests`; `volume_log`,
+    /// `volume_net`, `volume_store`. Default: all.
     targets: Vec<String>,
     /// Seconds per target.
     #[arg(long, default_value_t = 60)]

@@ -229,6 +229,26 @@ impl Op {
         }
     }
 
+    /// The op as far as the replicated state depends on it: a write without its blocks.
+    pub(crate) fn without_data(&self) -> Self {
+        match self {
+            Self::Blocks(op) => {
+                let BlockOp { volume, epoch, layer, number, floor_distance, range, .. } = *op;
+                let change = Change::Zero;
+                Self::Blocks(BlockOp {
+                    volume,
+                    epoch,
+                    layer,
+                    number,
+                    floor_distance,
+                    range,
+                    change,
+                })
+            }
+            other => other.clone(),
+        }
+    }
+
     fn read(kind: u8, reader: &mut Reader<'_>, data: &Bytes) -> Result<Self, FieldError> {
         let head = Head::read(reader)?;
         let Head { blocks, volume, chunk, first, epoch, layer, number, floor_distance } = head;

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use crate::op::{Attach, BlockOp, Op};
+use crate::rules::{Broken, Rule};
 use crate::types::{AttachEpoch, Layer, Parent, VolumeId};
 use crate::window::{Window, Write};
 
@@ -64,11 +65,32 @@ impl GroupState {
         self.volumes.values()
     }
 
+    /// Whether the group knows the volume.
+    pub fn has(&self, volume: VolumeId) -> bool {
+        self.volumes.contains_key(&volume)
+    }
+
+    /// The state of a volume.
+    pub fn volume(&self, volume: VolumeId) -> Option<&VolumeState> {
+        self.volumes.get(&volume)
+    }
+
+    /// Whether an attachment counts.
+    pub fn admits(&self, volume: VolumeId, epoch: AttachEpoch) -> bool {
+        let state = self.volumes.get(&volume);
+        state.is_some_and(|state| state.window.is_some() && state.epoch == epoch)
+    }
+
     /// Applies a committed op.
     pub fn apply(&mut self, op: &Op) -> Applied {
+        self.apply_unless(op, Broken::default())
+    }
+
+    /// Applies a committed op, unless a rule is broken.
+    pub(crate) fn apply_unless(&mut self, op: &Op, broken: Broken) -> Applied {
         match op {
-            Op::Blocks(op) => self.apply_blocks(op),
-            Op::Attach(attach) => self.attach(attach),
+            Op::Blocks(op) => self.apply_blocks(op, broken),
+            Op::Attach(attach) => self.attach(attach, broken),
             Op::Noop { attachment: Some((volume, epoch)) } => match self.admit(*volume, *epoch) {
                 Ok(_) => Applied::Effect,
                 Err(refusal) => Applied::Refused(refusal),
@@ -78,12 +100,22 @@ impl GroupState {
         }
     }
 
-    fn apply_blocks(&mut self, op: &BlockOp) -> Applied {
+    fn apply_blocks(&mut self, op: &BlockOp, broken: Broken) -> Applied {
+        if broken.is(Rule::EpochAtApply) && self.has(op.volume) {
+            return Applied::Effect;
+        }
         let window = match self.admit(op.volume, op.epoch) {
             Ok(window) => window,
             Err(refusal) => return Applied::Refused(refusal),
         };
-        match window.write(op.number, op.floor()) {
+        if broken.is(Rule::Window) {
+            return Applied::Effect;
+        }
+        let outcome = match broken.is(Rule::FloorFirst) {
+            true => window.write_before_floor(op.number, op.floor()),
+            false => window.write(op.number, op.floor()),
+        };
+        match outcome {
             Write::Apply => Applied::Effect,
             Write::Repeated => Applied::Duplicate,
             Write::OutOfWindow => unreachable!("the distance of an op from its floor is bounded"),
@@ -102,7 +134,7 @@ impl GroupState {
         }
     }
 
-    fn attach(&mut self, attach: &Attach) -> Applied {
+    fn attach(&mut self, attach: &Attach, broken: Broken) -> Applied {
         let state = self.volumes.entry(attach.volume).or_insert_with(|| VolumeState {
             volume: attach.volume,
             parent: attach.parent,
@@ -119,7 +151,12 @@ impl GroupState {
         }
         match (attach.epoch, attach.nonce) == (state.epoch, state.nonce) {
             // Sent again. The window stays: ops that were numbered since are in it.
-            true => Applied::Duplicate,
+            true => {
+                if broken.is(Rule::EqualAttach) {
+                    state.window = Some(Window::default());
+                }
+                Applied::Duplicate
+            }
             false => Applied::Refused(Refusal::Fenced(state.epoch)),
         }
     }

@@ -81,6 +81,15 @@ number! {
     CheckpointNumber(u64)
 }
 
+/// Index and term of an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// The index.
+    pub index: Index,
+    /// The term of the entry there.
+    pub term: Term,
+}
+
 /// What raft requires to be durable beside the entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod error;
+mod extents;
 mod group;
 mod record;
 mod survey;
@@ -9,12 +10,15 @@ mod survey;
 mod survey_tests;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub use checkpoint::{Assembler, Checkpoint};
 pub use error::RecordError;
+pub(crate) use extents::Extents;
 pub use group::{GroupCheckpoint, Pair};
 pub use record::{
     CheckpointPart, Entries, Entry, EntryKind, FinishedChunks, Install, MAX_ENTRIES, Record,
     Tombstone,
 };
 pub use survey::{Loss, Survey, Surveyor};
+pub(crate) use writer::{Encoded, Item, LogWriter, Promise, States};

@@ -196,6 +196,11 @@ impl Entries {
 
     /// Encodes everything but the data of the entries, which follow it.
     pub fn encode_head(&self) -> Vec<u8> {
+        self.encode(self.entries.iter().map(|entry| entry.data.len()))
+    }
+
+    /// Encodes everything but the data of the entries, which have these lengths.
+    pub(super) fn encode(&self, lengths: impl Iterator<Item = usize>) -> Vec<u8> {
         assert!(self.entries.len() <= MAX_ENTRIES as usize, "a record has few entries");
         let mut out = prefix(KIND_ENTRIES, 0, 64 + ENTRY_BYTES * self.entries.len());
         out.put_u64(self.group.0);
@@ -207,9 +212,9 @@ impl Entries {
         out.put_u64(self.previous_term.0);
         out.put_u32(self.entries.len() as u32);
         out.put_zeros(4);
-        for entry in &self.entries {
+        for (entry, length) in self.entries.iter().zip(lengths) {
             out.put_u64(entry.term.0);
-            out.put_u32(u32::try_from(entry.data.len()).expect("an entry is far below 4 GiB"));
+            out.put_u32(u32::try_from(length).expect("an entry is far below 4 GiB"));
             out.push(match entry.kind {
                 EntryKind::Normal => 0,
                 EntryKind::ConfChange => 2,

@@ -32,6 +32,9 @@ pub enum Loss {
     /// Entries above the base are missing, or are not the ones that a later record continues.
     #[error("the entries do not join after index {0}")]
     Join(Index),
+    /// The registry records that the replica was created, and the log has no record of it.
+    #[error("the log has no record of it, although it was created")]
+    Missing,
     /// The checkpoint states another end of the replica's log.
     #[error("the log ends at index {found}, and the checkpoint states {stated}")]
     End {

@@ -23,6 +23,7 @@ mod client;
 mod client_connection;
 mod client_queue;
 mod clients;
+mod cluster;
 mod connection;
 #[cfg(test)]
 mod connection_tests;
@@ -60,6 +61,7 @@ pub use client::{
     request_cost,
 };
 pub use client_connection::{CallError, ClientConnection, ConnectFailure};
+pub use cluster::cluster_id;
 pub use error::WireError;
 pub use error_frame::{close_frame, decode_error};
 pub use flow::{

@@ -136,6 +136,15 @@ impl Registry<'_> {
         group.ok_or(RegistryError::UnknownPeer { group: id, peer: PeerId(0) })
     }
 
+    /// Returns all groups, by their ids.
+    ///
+    /// # Errors
+    /// Those of the service.
+    pub async fn groups(&self) -> Result<Vec<(GroupId, Stored<GroupValue>)>> {
+        let groups = self.read_all::<u64, _>("group").await?;
+        Ok(groups.into_iter().map(|(id, group)| (GroupId(id), group)).collect())
+    }
+
     /// Marks a peer as created, by this run of its server, when its first record is durable. Only
     /// then does the replica take part.
     ///

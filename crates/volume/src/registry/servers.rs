@@ -16,6 +16,13 @@ pub struct Opening {
     registered: Stored<ServerValue>,
 }
 
+impl Opening {
+    /// The mark in the registry. The WAL is opened with a greater one.
+    pub fn mark(&self) -> u64 {
+        self.registered.value.mark
+    }
+}
+
 impl Registry<'_> {
     /// Registers a server with new devices, and returns its id; or returns the id that these
     /// devices have.

@@ -353,6 +353,20 @@ impl Store {
         Ok(())
     }
 
+    /// Whether the device has completed the writes of these blocks, as the entry `index` has made
+    /// them or newer.
+    pub fn has_landed(
+        &self,
+        group: GroupId,
+        volume: VolumeId,
+        layer: Layer,
+        range: BlockRange,
+        index: Index,
+    ) -> bool {
+        let key = chunk_key(group, volume, layer, range);
+        !self.overlay.has_up_to(key, &blocks_of(range), index)
+    }
+
     fn reserve(&mut self, key: ChunkKey, blocks: &Range<u16>) -> Result<(), NoSlots> {
         let missing = self.missing(key, blocks);
         if missing == 0 {

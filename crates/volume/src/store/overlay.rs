@@ -252,6 +252,18 @@ impl Overlay {
         pieces.any(|(_, piece)| piece.content.needs_slot())
     }
 
+    /// Whether one of the blocks waits to be written as the entry `index` or an older one has made
+    /// it.
+    pub fn has_up_to(&self, key: ChunkKey, blocks: &Range<u16>, index: Index) -> bool {
+        let pieces = self.chunks.get(&key).map(|chunk| &chunk.pieces);
+        let before = pieces.and_then(|pieces| pieces.range(..blocks.start).next_back());
+        let others = pieces.into_iter().flat_map(|pieces| pieces.range(blocks.clone()));
+        before
+            .into_iter()
+            .chain(others)
+            .any(|(first, piece)| first + piece.blocks > blocks.start && piece.index <= index)
+    }
+
     /// What the overlay has of `blocks`, in ascending order. The rest is in the store.
     pub fn read(
         &self,

@@ -211,6 +211,22 @@ impl Store {
         Some((key.volume, key.layer, key.chunk))
     }
 
+    /// The next chunk of a volume, at or behind `from`, in which the replica may have blocks.
+    pub fn next_chunk_of(
+        &self,
+        group: GroupId,
+        volume: VolumeId,
+        layer: Layer,
+        from: ChunkIndex,
+    ) -> Option<ChunkIndex> {
+        let first = ChunkKey { group, volume, chunk: from, layer: Layer(0) };
+        let mut keys = self.index.range(first..).map(|(key, _)| key);
+        keys.by_ref()
+            .take_while(|key| (key.group, key.volume) == (group, volume))
+            .find(|key| key.layer == layer)
+            .map(|key| key.chunk)
+    }
+
     /// The blocks of a chunk that the replica has.
     pub fn present(
         &self,

@@ -1,0 +1,11 @@
+//! Raft of one group: the log in memory as raft reads it (`memory.rs`), the checks of messages that
+//! raft itself does not make (`check.rs`), and conversions between raft's types and those of this
+//! crate (`convert.rs`).
+
+mod check;
+mod convert;
+mod memory;
+
+pub(crate) use check::{Check, Receiver, check};
+pub(crate) use convert::{conf_from_raft, conf_to_raft, entry_from_log, entry_to_log, hard_state};
+pub(crate) use memory::{MemoryLog, entry_bytes};

@@ -1,0 +1,173 @@
+//! What the registry states, as inputs of the shard, and what the registry is to record.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use alluvium_coordination::keys::Keys;
+use alluvium_coordination::{Coordination, election};
+use futures::StreamExt;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+use super::driver::Events;
+use super::opening::{own_groups, own_peer, record_of, view_of};
+use crate::net::{Directory, Net};
+use crate::registry::{GroupValue, Registry, RegistryError, Stored};
+use crate::shard::{Input, Notice};
+use crate::types::{GroupId, PeerId, ServerId};
+
+/// The pause after a failure of the registry.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The task that follows the registry.
+pub(super) struct Control {
+    pub(super) id: ServerId,
+    pub(super) incarnation: Uuid,
+    pub(super) service: Arc<dyn Coordination>,
+    pub(super) keys: Arc<Keys>,
+    pub(super) events: Arc<Events>,
+    pub(super) net: Arc<Net>,
+    pub(super) directory: Arc<Mutex<Directory>>,
+    pub(super) addresses: Arc<Mutex<HashMap<ServerId, String>>>,
+    pub(super) notices: mpsc::UnboundedReceiver<Notice>,
+    /// The groups with a replica here, as the shard knows them.
+    pub(super) groups: BTreeMap<GroupId, Stored<GroupValue>>,
+}
+
+impl Control {
+    /// Follows the registry until it is aborted. While the registry is away, the server goes on
+    /// with what it knows.
+    pub(super) async fn run(mut self) {
+        loop {
+            if let Err(error) = self.follow().await {
+                tracing::warn!(%error, "the registry cannot be followed; it is tried again");
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    async fn follow(&mut self) -> Result<(), RegistryError> {
+        let service = Arc::clone(&self.service);
+        let prefix = self.keys.prefix("server");
+        let (_, after) = election::list_all(&*service, &prefix).await?;
+        self.read_servers().await?;
+        self.read_groups().await?;
+        let mut changes = service.watch(self.keys.root(), after);
+        loop {
+            tokio::select! {
+                notice = self.notices.recv() => match notice {
+                    Some(notice) => self.record(notice).await?,
+                    // The driver has ended, and the server with it.
+                    None => std::future::pending().await,
+                },
+                change = changes.next() => match change {
+                    Some(Ok(changes)) => {
+                        let is_of = |part| {
+                            let prefix = self.keys.prefix(part);
+                            changes.events.iter().any(|event| event.key.starts_with(&prefix))
+                        };
+                        if is_of("server") {
+                            self.read_servers().await?;
+                        }
+                        if is_of("group") {
+                            self.read_groups().await?;
+                        }
+                    }
+                    Some(Err(error)) => return Err(error.into()),
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+
+    /// Connects to all servers of the cluster.
+    async fn read_servers(&self) -> Result<(), RegistryError> {
+        let registry = Registry::new(&*self.service, &self.keys);
+        let servers = registry.servers().await?;
+        let mut addresses = HashMap::new();
+        for (id, stored) in servers {
+            let record = record_of(&stored.value);
+            self.net.update_server(id, record);
+            self.directory.lock().update(id, record);
+            // A server that was never opened has no address that counts.
+            if id != self.id && stored.value.mark > 0 {
+                addresses.insert(id, stored.value.address);
+            }
+        }
+        self.net.set_peers(&addresses);
+        *self.addresses.lock() = addresses;
+        Ok(())
+    }
+
+    /// Tells the shard what has changed since it was told last.
+    async fn read_groups(&mut self) -> Result<(), RegistryError> {
+        let registry = Registry::new(&*self.service, &self.keys);
+        let groups = own_groups(&registry, self.id).await?;
+        for group in self.groups.keys().filter(|group| !groups.contains_key(group)) {
+            self.events.input(Input::Remove { group: *group });
+        }
+        for (group, stored) in &groups {
+            let known = self.groups.get(group);
+            if known.is_some_and(|known| known.revision == stored.revision) {
+                continue;
+            }
+            let view = view_of(&stored.value);
+            let (group, own) = (*group, own_peer(&stored.value, self.id));
+            match (known.is_some(), own) {
+                (false, Some((peer, false))) => {
+                    self.events.input(Input::Create { group, peer, view });
+                }
+                _ => self.events.input(Input::View { group, view }),
+            }
+        }
+        self.groups = groups;
+        Ok(())
+    }
+
+    /// Records what the shard reports.
+    async fn record(&mut self, notice: Notice) -> Result<(), RegistryError> {
+        let registry = Registry::new(&*self.service, &self.keys);
+        match notice {
+            Notice::Created { group, peer } => self.created(group, peer).await?,
+            Notice::Lost { group, peer, reason } => {
+                tracing::error!(%group, %peer, reason, "a replica is lost");
+                registry.mark_lost(group, peer).await?;
+            }
+            Notice::Stopped { group, peer, reason } => {
+                tracing::error!(%group, %peer, reason, "a replica has stopped");
+            }
+            Notice::UnknownGroup { group } => {
+                tracing::debug!(%group, "a message for a group that is not here");
+            }
+        }
+        Ok(())
+    }
+
+    /// Records that a replica was created. The guard is the group as it was before the log was
+    /// found to lack the replica.
+    async fn created(&mut self, group: GroupId, peer: PeerId) -> Result<(), RegistryError> {
+        let registry = Registry::new(&*self.service, &self.keys);
+        let Some(mut seen) = self.groups.get(&group).cloned() else { return Ok(()) };
+        loop {
+            match registry.mark_created(group, &seen, peer, self.incarnation).await {
+                Ok(()) => break,
+                // Another replica of the group was recorded. This one's entry decides.
+                Err(RegistryError::GroupChanged(_)) => {
+                    let now = registry.group(group).await?;
+                    let entry =
+                        |value: &GroupValue| value.peers.iter().find(|it| it.peer == peer).cloned();
+                    if entry(&now.value) != entry(&seen.value) {
+                        tracing::error!(%group, %peer, "another process has created the replica");
+                        return Ok(());
+                    }
+                    seen = now;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.events.input(Input::Activate { group });
+        Ok(())
+    }
+}

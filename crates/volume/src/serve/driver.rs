@@ -1,0 +1,320 @@
+//! The task around the shard: it collects what arrives, lets the shard take a turn, sends what the
+//! turn has put out, and waits for the next event.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use alluvium_wal::{Durable, LogOffset};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::task::JoinHandle;
+
+use super::translate::{Arriving, PeerOutput, Sent, from_peer, from_pull, to_peer, to_pull};
+use crate::messages::{PullFrame, PullRequest};
+use crate::net::{Directory, Held, Local, Net, NetEvent, PullSender, PullStream, SenderState};
+use crate::shard::{Input, Notice, Output, Shard, ShardFailure};
+use crate::types::{GroupId, ServerId};
+
+/// Frames of a pull that wait for their connection: those with the volumes come together.
+const STREAM_FRAMES: usize = 8;
+
+/// Batches of a pull that have arrived and wait for the store.
+const ARRIVED_BATCHES: usize = 4;
+
+/// What arrives for the shard, from any thread.
+#[derive(Default)]
+pub(super) struct Events {
+    queue: Mutex<VecDeque<Event>>,
+    notify: Notify,
+}
+
+/// Something that has arrived.
+pub(super) enum Event {
+    Net(NetEvent),
+    Input(Input),
+    /// The driver ends after a last turn.
+    Stop,
+}
+
+impl Events {
+    pub(super) fn push(&self, event: Event) {
+        self.queue.lock().push_back(event);
+        self.notify.notify_one();
+    }
+
+    pub(super) fn input(&self, input: Input) {
+        self.push(Event::Input(input));
+    }
+
+    /// Wakes the driver without an event.
+    pub(super) fn wake(&self) {
+        self.notify.notify_one();
+    }
+}
+
+/// A request whose answer is awaited.
+struct Waiting {
+    connection: u64,
+    request_id: u64,
+    _held: Held,
+}
+
+/// What the driver of a shard works with.
+pub(super) struct Driver {
+    pub(super) shard: Shard,
+    pub(super) events: Arc<Events>,
+    pub(super) net: Arc<Net>,
+    /// What this server states in handshakes, and what it knows of others, for pulls.
+    pub(super) local: Local,
+    pub(super) directory: Arc<Mutex<Directory>>,
+    pub(super) addresses: Arc<Mutex<HashMap<ServerId, String>>>,
+    pub(super) notices: mpsc::UnboundedSender<Notice>,
+    /// What the metrics show.
+    pub(super) view: Arc<Mutex<super::ServerView>>,
+    pub(super) started: Instant,
+}
+
+/// The state of the driver's task.
+#[derive(Default)]
+struct Streams {
+    waiting: BTreeMap<u64, Waiting>,
+    next_ticket: u64,
+    next_stream: u64,
+    /// Frames on their way to the connections of pulls, by stream.
+    sources: HashMap<u64, (GroupId, Sent, mpsc::Sender<crate::net::PullFrame>)>,
+    /// Pulls of this server, by attempt, each with the permits for its batches.
+    targets: HashMap<u64, (JoinHandle<()>, Arc<Semaphore>)>,
+}
+
+impl Driver {
+    /// Runs the shard until it fails, or [`Event::Stop`] arrives.
+    pub(super) async fn run(mut self) -> Result<(), ShardFailure> {
+        let mut streams = Streams::default();
+        let mut inputs = VecDeque::new();
+        let mut out = Output::default();
+        let mut durable: Option<(LogOffset, Durable)> = None;
+        loop {
+            let is_stopping = self.collect(&mut streams, &mut inputs);
+            let now = self.started.elapsed();
+            self.shard.turn(now.as_millis() as u64, &mut inputs, &mut out)?;
+            self.dispatch(&mut streams, &mut out);
+            self.show();
+            if is_stopping {
+                return Ok(());
+            }
+            let awaited = self.shard.awaits_log();
+            if durable.as_ref().map(|(offset, _)| *offset) != awaited {
+                let wait = |offset| (offset, self.shard.wal().wait_durable(offset));
+                durable = awaited.map(wait);
+            }
+            let wakes_at = Duration::from_millis(self.shard.wakes_at());
+            let wal = self.shard.wal();
+            let has_space = async {
+                match self.shard.waits_for_space() {
+                    true => wal.wait_space().await,
+                    false => std::future::pending().await,
+                }
+            };
+            let is_durable = async {
+                match &mut durable {
+                    // A failed log is reported by the next turn.
+                    Some((_, durable)) => drop(durable.await),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.events.notify.notified() => {}
+                () = is_durable => durable = None,
+                () = has_space => {}
+                () = tokio::time::sleep_until((self.started + wakes_at).into()) => {}
+            }
+        }
+    }
+
+    /// Takes what has arrived. Returns whether the driver is to end.
+    fn collect(&mut self, streams: &mut Streams, inputs: &mut VecDeque<Input>) -> bool {
+        let mut is_stopping = false;
+        for event in std::mem::take(&mut *self.events.queue.lock()) {
+            match event {
+                Event::Input(input) => inputs.push_back(input),
+                Event::Stop => is_stopping = true,
+                Event::Net(event) => self.net_event(event, streams, inputs),
+            }
+        }
+        is_stopping
+    }
+
+    fn net_event(&self, event: NetEvent, streams: &mut Streams, inputs: &mut VecDeque<Input>) {
+        match event {
+            NetEvent::Peer { server, frame, held: _held } => {
+                if let crate::net::PeerFrame::Messages(messages) = &frame {
+                    let free_slots = messages.sender.free_slots;
+                    inputs.push_back(Input::PeerState { server, free_slots });
+                }
+                let messages = from_peer(frame).into_iter();
+                inputs.extend(messages.map(|message| Input::Peer { server, message }));
+            }
+            NetEvent::PeerUp { server } => tracing::info!(%server, "connected to a server"),
+            NetEvent::PeerDown { server, refused } => {
+                tracing::info!(%server, refused, "the connection to a server has ended");
+                inputs.push_back(Input::PeerDown { server, is_refused: refused });
+            }
+            NetEvent::PeerRefused { server, error } => {
+                tracing::warn!(%server, %error, "a handshake with a server has failed");
+            }
+            NetEvent::Client { connection, request_id, request, held, .. } => {
+                streams.next_ticket += 1;
+                let ticket = streams.next_ticket;
+                streams.waiting.insert(ticket, Waiting { connection, request_id, _held: held });
+                inputs.push_back(Input::Client { ticket, request });
+            }
+            NetEvent::ClientGone { .. } => {}
+            NetEvent::Pull { server, pull, sender } => {
+                streams.next_stream += 1;
+                let stream = streams.next_stream;
+                tracing::info!(%server, group = %pull.group, "a server pulls blocks");
+                let (frames, queue) = mpsc::channel(STREAM_FRAMES);
+                streams.sources.insert(stream, (pull.group, Sent::default(), frames));
+                let events = Arc::clone(&self.events);
+                tokio::spawn(send_stream(stream, sender, queue, events));
+                inputs.push_back(Input::Pull { stream, request: from_pull(&pull) });
+            }
+        }
+    }
+
+    /// Sends what a turn has put out.
+    fn dispatch(&self, streams: &mut Streams, out: &mut Output) {
+        let mut raft: BTreeMap<ServerId, Vec<_>> = BTreeMap::new();
+        for (server, message) in out.messages.drain(..) {
+            match to_peer(message) {
+                PeerOutput::Raft(message) => raft.entry(server).or_default().push(message),
+                PeerOutput::Frame(frame) => drop(self.net.send_peer_frame(server, frame)),
+            }
+        }
+        for (server, messages) in raft {
+            if let Err(error) = self.net.send_peer(server, messages) {
+                tracing::error!(%server, %error, "a message cannot be sent");
+            }
+        }
+        for (ticket, answer) in out.answers.drain(..) {
+            if let Some(waiting) = streams.waiting.remove(&ticket) {
+                self.net.answer(waiting.connection, waiting.request_id, &answer);
+            }
+        }
+        for (stream, frame) in out.frames.drain(..) {
+            let is_last = matches!(frame, PullFrame::End | PullFrame::Failed);
+            let Some((group, sent, queue)) = streams.sources.get_mut(&stream) else { continue };
+            let frames = sent.frames(*group, frame);
+            let is_open = frames.into_iter().all(|frame| queue.try_send(frame).is_ok());
+            if is_last || !is_open {
+                streams.sources.remove(&stream);
+            }
+            if !is_open {
+                self.events.input(Input::PullClosed { stream });
+            }
+        }
+        for attempt in out.cancelled.drain(..) {
+            if let Some((target, _)) = streams.targets.remove(&attempt) {
+                target.abort();
+            }
+        }
+        for attempt in out.taken.drain(..) {
+            if let Some((_, permits)) = streams.targets.get(&attempt) {
+                permits.add_permits(1);
+            }
+        }
+        for (attempt, server, request) in out.pulls.drain(..) {
+            streams.targets.retain(|_, (target, _)| !target.is_finished());
+            streams.targets.insert(attempt, self.pull(attempt, server, request));
+        }
+        for notice in out.notices.drain(..) {
+            drop(self.notices.send(notice));
+        }
+    }
+
+    /// Begins to pull blocks from another server.
+    fn pull(
+        &self,
+        attempt: u64,
+        server: ServerId,
+        request: PullRequest,
+    ) -> (JoinHandle<()>, Arc<Semaphore>) {
+        let group = request.group;
+        tracing::info!(%group, %server, "pulls the blocks of a group");
+        let address = self.addresses.lock().get(&server).cloned();
+        let (local, directory) = (self.local, Arc::clone(&self.directory));
+        let events = Arc::clone(&self.events);
+        let permits = Arc::new(Semaphore::new(ARRIVED_BATCHES));
+        let arrived = Arc::clone(&permits);
+        let task = tokio::spawn(async move {
+            let input = |frame| events.input(Input::PullFrame { attempt, group, frame });
+            let Some(address) = address else {
+                input(PullFrame::Failed);
+                return;
+            };
+            let pull = to_pull(&request);
+            let stream = PullStream::connect(&local, &directory, &address, server, &pull).await;
+            let mut arriving = Arriving::default();
+            let ended = match stream {
+                Err(error) => Err(error),
+                Ok(mut stream) => loop {
+                    match stream.next().await {
+                        Ok(frame) => {
+                            let Some(frame) = arriving.frame(frame) else { continue };
+                            if matches!(frame, PullFrame::Batch { .. }) {
+                                // Given back when the store has the batch.
+                                arrived.acquire().await.expect("it is never closed").forget();
+                            }
+                            let is_last = matches!(frame, PullFrame::End | PullFrame::Failed);
+                            input(frame);
+                            if is_last {
+                                break Ok(());
+                            }
+                        }
+                        Err(error) => break Err(error),
+                    }
+                },
+            };
+            if let Err(error) = ended {
+                tracing::warn!(%group, %server, %error, "a pull has failed");
+                input(PullFrame::Failed);
+            }
+        });
+        (task, permits)
+    }
+
+    /// What other servers and the metrics see of this one.
+    fn show(&self) {
+        let (slots, free_slots) = self.shard.slots();
+        self.net.set_sender_state(SenderState {
+            free_slots,
+            is_stalled: false,
+            drops_entries: self.shard.refuses_entries(),
+        });
+        let mut view = self.view.lock();
+        view.counters = self.shard.counters();
+        (view.slots, view.free_slots) = (slots, free_slots);
+        let stats = self.shard.wal().stats();
+        (view.ring_bytes, view.ring_used_bytes) = (stats.ring_bytes, stats.used_bytes);
+    }
+}
+
+/// Sends the frames of a stream. After each one, the shard may read the next blocks.
+async fn send_stream(
+    stream: u64,
+    mut sender: PullSender,
+    mut queue: mpsc::Receiver<crate::net::PullFrame>,
+    events: Arc<Events>,
+) {
+    while let Some(frame) = queue.recv().await {
+        if sender.send(&frame).await.is_err() {
+            break;
+        }
+        // The state frames that follow the first one have been queued together with it.
+        if queue.is_empty() {
+            events.input(Input::PullReady { stream });
+        }
+    }
+    events.input(Input::PullClosed { stream });
+}

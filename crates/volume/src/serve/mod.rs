@@ -1,0 +1,242 @@
+//! A volume server: the shard with its sockets, devices and registry.
+//!
+//! - `opening.rs`: from two devices and the registry to an open server
+//! - `driver.rs`: the task around the shard
+//! - `translate.rs`: between the frames of the protocol and the messages of the shard
+//! - `control.rs`: what the registry states, and what it is to record
+
+mod control;
+mod driver;
+mod opening;
+mod translate;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use alluvium_coordination::Coordination;
+use alluvium_coordination::keys::Keys;
+use alluvium_device::SharedDevice;
+use alluvium_wal::Options;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use uuid::Uuid;
+
+pub use self::opening::ServeError;
+
+use self::control::Control;
+use self::driver::{Driver, Event, Events};
+use crate::net::{
+    Directory, Features, Host, Identity, Local, Net, NetEvent, NetLimits, ServerRecord,
+};
+use crate::registry::Registry;
+use crate::shard::{Apply, ShardCounters};
+use crate::types::ServerId;
+
+/// What a server needs.
+pub struct ServeOptions {
+    /// The cluster.
+    pub cluster: String,
+    /// The device of the log.
+    pub log: SharedDevice,
+    /// Options of the log. Its mark is set by the opening.
+    pub log_options: Options,
+    /// The device of the store.
+    pub store: SharedDevice,
+    /// When a write is answered.
+    pub apply: Apply,
+    /// Memory for entries that a slow follower may need, in bytes.
+    pub entry_cache_bytes: usize,
+    /// Memory for blocks that are not written yet, in bytes.
+    pub overlay_bytes: usize,
+    /// Bounds of connections.
+    pub limits: NetLimits,
+    /// Where other servers and gateways reach this one: `HOST:PORT`.
+    pub advertised: String,
+}
+
+/// What a server shows of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerView {
+    /// Counts since the start.
+    pub counters: ShardCounters,
+    /// Slots of the store.
+    pub slots: u32,
+    /// Free slots of the store.
+    pub free_slots: u32,
+    /// Bytes of the log's ring.
+    pub ring_bytes: u64,
+    /// Bytes of the ring in use.
+    pub ring_used_bytes: u64,
+}
+
+/// A server that is open.
+pub struct Server {
+    id: ServerId,
+    events: Arc<Events>,
+    net: Arc<Net>,
+    driver: Driver,
+    control: Control,
+    view: Arc<Mutex<ServerView>>,
+}
+
+/// Ends a server.
+#[derive(Clone)]
+pub struct Stop {
+    events: Arc<Events>,
+    net: Arc<Net>,
+}
+
+impl Stop {
+    /// Ends the connections, and then [`Server::run`].
+    pub fn stop(&self) {
+        self.net.stop();
+        self.events.push(Event::Stop);
+    }
+}
+
+/// The connections' way to the shard.
+struct Sink {
+    events: Arc<Events>,
+    service: Arc<dyn Coordination>,
+    keys: Arc<Keys>,
+}
+
+impl Host for Sink {
+    fn event(&self, event: NetEvent) {
+        self.events.push(Event::Net(event));
+    }
+
+    fn look_up(
+        &self,
+        server: ServerId,
+    ) -> std::pin::Pin<Box<dyn Future<Output = Option<ServerRecord>> + Send + '_>> {
+        Box::pin(async move {
+            let registry = Registry::new(&*self.service, &self.keys);
+            match registry.server(server).await {
+                Ok(stored) => Some(opening::record_of(&stored.value)),
+                Err(error) => {
+                    tracing::debug!(%server, %error, "a server was not found");
+                    None
+                }
+            }
+        })
+    }
+}
+
+impl Server {
+    /// Opens a server: formats devices that are empty, registers the server if it is new, recovers
+    /// its log and store, and records the opening. `progress` is called with what is done, and how
+    /// much of how much.
+    ///
+    /// # Errors
+    /// See [`ServeError`]. Nothing is served.
+    pub async fn open(
+        options: ServeOptions,
+        service: Arc<dyn Coordination>,
+        keys: Arc<Keys>,
+        progress: impl FnMut(&'static str, u64, u64) + Send + 'static,
+    ) -> Result<Self, ServeError> {
+        let incarnation = Uuid::new_v4();
+        let events = Arc::new(Events::default());
+        let started = Instant::now();
+        let opened = opening::open(
+            &options,
+            &service,
+            &keys,
+            incarnation,
+            Arc::clone(&events),
+            Box::new(progress),
+        )
+        .await?;
+        let id = opened.id;
+        let local = Local {
+            cluster: crate::net::cluster_id(&options.cluster),
+            identity: Some(Identity { server: id, opening: opened.record }),
+            features: Features::PULLS,
+            window_bytes: 8 << 20,
+        };
+        let sink = Sink {
+            events: Arc::clone(&events),
+            service: Arc::clone(&service),
+            keys: Arc::clone(&keys),
+        };
+        let net = Arc::new(Net::new(local, options.limits, Arc::new(sink)));
+        let directory = Arc::new(Mutex::new(Directory::default()));
+        let addresses: Arc<Mutex<HashMap<ServerId, String>>> = Arc::default();
+        let (notices, received) = mpsc::unbounded_channel();
+        for notice in opened.notices {
+            drop(notices.send(notice));
+        }
+        let view = Arc::new(Mutex::new(ServerView::default()));
+        let control = Control {
+            id,
+            incarnation,
+            service,
+            keys,
+            events: Arc::clone(&events),
+            net: Arc::clone(&net),
+            directory: Arc::clone(&directory),
+            addresses: Arc::clone(&addresses),
+            notices: received,
+            groups: opened.groups,
+        };
+        let driver = Driver {
+            shard: opened.shard,
+            events: Arc::clone(&events),
+            net: Arc::clone(&net),
+            local,
+            directory,
+            addresses,
+            notices,
+            view: Arc::clone(&view),
+            started,
+        };
+        Ok(Self { id, events, net, driver, control, view })
+    }
+
+    /// The server.
+    pub fn id(&self) -> ServerId {
+        self.id
+    }
+
+    /// What ends the server.
+    pub fn stop_handle(&self) -> Stop {
+        Stop { events: Arc::clone(&self.events), net: Arc::clone(&self.net) }
+    }
+
+    /// What the server shows of itself.
+    pub fn view(&self) -> Arc<Mutex<ServerView>> {
+        Arc::clone(&self.view)
+    }
+
+    /// Serves until [`Stop::stop`], or until the log or the store fails.
+    ///
+    /// # Errors
+    /// The log or the store has failed. The process must end.
+    pub async fn run(self, listener: TcpListener) -> Result<(), ServeError> {
+        let Self { net, driver, control, .. } = self;
+        let control = tokio::spawn(control.run());
+        let accept = net.serve(listener);
+        let result = {
+            let run = driver.run();
+            tokio::pin!(accept, run);
+            // Accepting ends with the driver, and not before.
+            let result = tokio::select! {
+                result = &mut run => result,
+                () = &mut accept => run.await,
+            };
+            net.stop();
+            result
+        };
+        control.abort();
+        result.map_err(ServeError::Failed)
+    }
+}
+
+/// Whether an address may be listened on without encryption: loopback, or any if that is allowed.
+pub fn may_listen(address: SocketAddr, allow_plaintext_network: bool) -> bool {
+    address.ip().is_loopback() || allow_plaintext_network
+}

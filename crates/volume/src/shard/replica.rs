@@ -1,0 +1,457 @@
+//! A replica: raft's state machine of one group, the replicated state, and what is known of its
+//! durability.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use alluvium_wal::LogOffset;
+use raft::eraftpb::{Entry, HardState as RaftHardState, Message};
+use raft::{Config, RawNode, StateRole};
+
+use crate::group::GroupView;
+use crate::log::{Extents, States};
+use crate::messages::PullItem;
+use crate::op::Op;
+use crate::raft::{MemoryLog, conf_from_raft, conf_to_raft};
+use crate::request::{ReplicaState, Role};
+use crate::rules::Broken;
+use crate::state::{GroupState, VolumeState};
+use crate::types::{ConfState, GroupId, HardState, Index, PeerId, Position, ServerId, Term};
+
+/// raft's ticks: of an election timeout, and between two heartbeats.
+const ELECTION_TICKS: usize = 10;
+const HEARTBEAT_TICKS: usize = 2;
+/// Random delay of an election, in ticks.
+const ELECTION_DELAY_TICKS: u32 = 10;
+/// Bounds of raft: bytes of a message, messages to a follower in flight.
+const MESSAGE_BYTES: u64 = 1 << 20;
+const MESSAGES_IN_FLIGHT: usize = 64;
+/// Committed entries that raft hands out at a time, in bytes.
+const COMMITTED_BYTES: u64 = 4 << 20;
+
+/// Whether a replica takes part in its group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Its first record is not durable, or not known to the registry.
+    Creating,
+    Active,
+    /// It may have forgotten what it acknowledged.
+    Lost,
+    /// It has met a state that no sound group has.
+    Stopped,
+}
+
+/// What the log holds of a replica. It may be behind what raft has handed out.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Logged {
+    /// Whether the log has a record of the replica.
+    pub(super) has_record: bool,
+    pub(super) state: HardState,
+    pub(super) last: Position,
+    /// The greatest barrier of an install.
+    pub(super) barrier: Index,
+}
+
+/// The replicated state as of an index that recovery would find committed: what a checkpoint
+/// states.
+pub(super) struct Folded {
+    pub(super) at: Position,
+    pub(super) state: GroupState,
+    pub(super) conf: ConfState,
+    /// The entries that are applied and not folded. Ops have no data.
+    pending: VecDeque<(Position, Option<Op>)>,
+}
+
+/// A proposal that waits for its entry to be applied.
+pub(super) struct Waiting {
+    pub(super) term: Term,
+    pub(super) ticket: u64,
+}
+
+/// Ops that raft has not been given yet.
+#[derive(Default)]
+pub(super) struct Proposals {
+    pub(super) entries: Vec<Entry>,
+    pub(super) tickets: Vec<u64>,
+}
+
+/// A pull in progress.
+#[derive(Debug)]
+pub(super) struct Target {
+    /// Names the pull in the frames that arrive.
+    pub(super) attempt: u64,
+    /// The leader that has offered it, its term and its server.
+    pub(super) leader: (PeerId, Term, ServerId),
+    /// What the first frame has stated.
+    pub(super) begin: Option<Begin>,
+    /// Batches that wait until the record of their barrier is durable.
+    pub(super) batches: VecDeque<(Index, Vec<PullItem>)>,
+    /// All frames have arrived.
+    pub(super) has_ended: bool,
+    /// The leader was informed, the last time then.
+    pub(super) pulled_at: Option<u64>,
+    pub(super) pinned_at: u64,
+    /// The time of the last progress.
+    pub(super) progress_at: u64,
+}
+
+/// What the blocks of a pull are at least as new as, and the state as of exactly that index.
+#[derive(Debug)]
+pub(super) struct Begin {
+    pub(super) at: Position,
+    pub(super) conf: ConfState,
+    pub(super) volumes: Vec<VolumeState>,
+}
+
+/// An install whose checkpoint is not complete.
+pub(super) struct Install {
+    /// The number of raft's ready.
+    pub(super) ready: u64,
+    /// What is sent when the install is durable.
+    pub(super) messages: Vec<Message>,
+    /// The snapshot's position, which becomes the base.
+    pub(super) at: Position,
+    /// Term and vote as raft has them.
+    pub(super) state: RaftHardState,
+    /// What the old log is folded to, and what was applied of it. It counts until then.
+    pub(super) old: Folded,
+    pub(super) old_applied: Index,
+}
+
+/// What a follower's pull keeps in memory at the leader.
+#[derive(Clone, Copy)]
+pub(super) struct Pin {
+    pub(super) above: Index,
+    pub(super) until: u64,
+}
+
+pub(super) struct Replica {
+    pub(super) group: GroupId,
+    pub(super) peer: PeerId,
+    pub(super) view: GroupView,
+    pub(super) standing: Standing,
+    pub(super) raft: RawNode<MemoryLog>,
+    /// The replicated state as of `applied`.
+    pub(super) state: GroupState,
+    pub(super) applied: Position,
+    /// Committed entries that are not applied yet.
+    pub(super) to_apply: VecDeque<Entry>,
+    pub(super) folded: Folded,
+    /// The greatest commit index in a durable record.
+    pub(super) durable_commit: Index,
+    /// The greatest barrier of an install in a durable record.
+    pub(super) durable_barrier: Index,
+    pub(super) logged: Logged,
+    /// The commit index of the last record that was handed to the log.
+    pub(super) stated_commit: Index,
+    pub(super) extents: Extents,
+    /// The base of the last checkpoint.
+    pub(super) base: Index,
+    /// Below it, an install may have left blocks that are too new.
+    pub(super) barrier: Index,
+    /// The durable commit that recovery has found. Below it the replica is not exact.
+    pub(super) replay_end: Index,
+    /// Whether the store knows that the replay has ended.
+    pub(super) is_replayed: bool,
+    /// A pull in progress. Nothing is applied meanwhile.
+    pub(super) target: Option<Target>,
+    /// An install that no checkpoint has completed yet. Raft takes no message and no tick
+    /// meanwhile, since its applied index lies below the first index of its log.
+    pub(super) install: Option<Install>,
+    pub(super) proposals: Proposals,
+    /// Bytes of the proposals that are not applied.
+    pub(super) proposed_bytes: usize,
+    pub(super) waiting: BTreeMap<Index, Waiting>,
+    /// Whether a record of the commit index is due at a time in the shard's list.
+    pub(super) is_lazy: bool,
+    pub(super) pins: BTreeMap<PeerId, Pin>,
+    /// The time since which raft waits for the outcome of a snapshot, by target.
+    pub(super) snapshots: BTreeMap<PeerId, u64>,
+    /// When an offer of a pull was sent last, by target.
+    pub(super) offered: BTreeMap<PeerId, u64>,
+    /// Ticks for which an election is delayed, and the term and leader for which that was drawn.
+    delay: u32,
+    drawn: (u64, u64),
+    broken: Broken,
+}
+
+/// What recovery, or the creation of a replica, starts from.
+pub(super) struct Start {
+    pub(super) group: GroupId,
+    pub(super) peer: PeerId,
+    pub(super) view: GroupView,
+    pub(super) log: MemoryLog,
+    /// The replicated state, and the entry as of which it is.
+    pub(super) state: GroupState,
+    pub(super) applied: Position,
+    pub(super) folded: (Position, GroupState, ConfState, VecDeque<(Position, Option<Op>)>),
+    pub(super) logged: Logged,
+    pub(super) extents: Extents,
+    pub(super) base: Index,
+    pub(super) standing: Standing,
+}
+
+impl Replica {
+    pub(super) fn new(start: Start, broken: Broken, logger: &slog::Logger) -> Self {
+        let Start {
+            group,
+            peer,
+            view,
+            log,
+            state,
+            applied,
+            folded,
+            logged,
+            extents,
+            base,
+            standing,
+        } = start;
+        let commit = logged.state.commit;
+        let config = Config {
+            id: peer.0,
+            election_tick: ELECTION_TICKS,
+            heartbeat_tick: HEARTBEAT_TICKS,
+            // raft draws the timeout from a generator of its own, which does not replay. With a
+            // range of one tick it is a constant; the shard delays elections instead.
+            min_election_tick: ELECTION_TICKS,
+            max_election_tick: ELECTION_TICKS + 1,
+            check_quorum: true,
+            pre_vote: true,
+            skip_bcast_commit: true,
+            applied: applied.index.0,
+            max_size_per_msg: MESSAGE_BYTES,
+            max_inflight_msgs: MESSAGES_IN_FLIGHT,
+            max_committed_size_per_ready: COMMITTED_BYTES,
+            ..Config::default()
+        };
+        let raft = RawNode::new(&config, log, logger)
+            .unwrap_or_else(|error| panic!("the configuration of raft is valid: {error}"));
+        let (at, folded_state, conf, pending) = folded;
+        Self {
+            group,
+            peer,
+            view,
+            standing,
+            raft,
+            state,
+            applied,
+            to_apply: VecDeque::new(),
+            folded: Folded { at, state: folded_state, conf, pending },
+            durable_commit: commit,
+            durable_barrier: logged.barrier,
+            logged,
+            stated_commit: commit,
+            extents,
+            base,
+            barrier: logged.barrier,
+            replay_end: commit,
+            is_replayed: false,
+            target: None,
+            install: None,
+            proposals: Proposals::default(),
+            proposed_bytes: 0,
+            waiting: BTreeMap::new(),
+            is_lazy: false,
+            pins: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            offered: BTreeMap::new(),
+            delay: 0,
+            drawn: (u64::MAX, 0),
+            broken,
+        }
+    }
+
+    pub(super) fn memory(&self) -> &MemoryLog {
+        self.raft.store()
+    }
+
+    pub(super) fn memory_mut(&mut self) -> &mut MemoryLog {
+        self.raft.mut_store()
+    }
+
+    pub(super) fn takes_part(&self) -> bool {
+        self.standing == Standing::Active
+    }
+
+    pub(super) fn activate(&mut self) {
+        if self.standing == Standing::Creating {
+            self.standing = Standing::Active;
+        }
+    }
+
+    pub(super) fn lose(&mut self) {
+        self.standing = Standing::Lost;
+        self.to_apply.clear();
+    }
+
+    pub(super) fn is_leader(&self) -> bool {
+        self.raft.raft.state == StateRole::Leader
+    }
+
+    /// The leader that the replica follows; 0 for none.
+    pub(super) fn leader(&self) -> PeerId {
+        PeerId(self.raft.raft.leader_id)
+    }
+
+    pub(super) fn term(&self) -> Term {
+        Term(self.raft.raft.term)
+    }
+
+    /// The last entry as raft has it.
+    pub(super) fn last_index(&self) -> Index {
+        Index(self.raft.raft.raft_log.last_index())
+    }
+
+    /// Whether what the replica serves equals the committed log up to its applied index.
+    pub(super) fn is_exact(&self) -> bool {
+        self.takes_part()
+            && self.install.is_none()
+            && self.applied.index >= self.replay_end
+            && self.applied.index >= self.barrier
+    }
+
+    /// Whether raft must take no message, no tick and no ready: a snapshot waits for its ready, or
+    /// for the checkpoint that completes it.
+    pub(super) fn is_installing(&self) -> bool {
+        self.install.is_some() || self.raft.snap().is_some()
+    }
+
+    /// Whether committed entries may be applied.
+    pub(super) fn may_apply(&self) -> bool {
+        self.takes_part() && self.target.is_none() && self.install.is_none()
+    }
+
+    /// Notes an entry as applied.
+    pub(super) fn applied_entry(&mut self, at: Position, op: Option<&Op>) {
+        self.applied = at;
+        self.folded.pending.push_back((at, op.map(Op::without_data)));
+    }
+
+    /// Folds what recovery would find committed.
+    pub(super) fn fold(&mut self) {
+        let Folded { at, state, pending, .. } = &mut self.folded;
+        while let Some((next, op)) =
+            pending.pop_front_if(|next| next.0.index <= self.durable_commit)
+        {
+            *at = next;
+            if let Some(op) = op {
+                state.apply_unless(&op, self.broken);
+            }
+        }
+    }
+
+    /// Replaces the replicated state by that of an install. Returns what the old log is folded to.
+    pub(super) fn install_state(
+        &mut self,
+        at: Position,
+        state: GroupState,
+        conf: ConfState,
+    ) -> Folded {
+        self.applied = at;
+        self.to_apply.clear();
+        self.is_replayed = false;
+        let folded = Folded { at, state: state.clone(), conf, pending: VecDeque::new() };
+        self.state = state;
+        std::mem::replace(&mut self.folded, folded)
+    }
+
+    /// A record of the replica is in the log.
+    pub(super) fn placed(&mut self, states: &States, offset: LogOffset) {
+        let logged = &mut self.logged;
+        logged.has_record = true;
+        if let Some(state) = states.hard_state {
+            let commit = state.commit.max(logged.state.commit);
+            logged.state = HardState { commit, ..state };
+        }
+        if let Some((first, last)) = states.entries {
+            logged.last = last;
+            self.extents.push(first, last.index, offset);
+        }
+        logged.barrier = logged.barrier.max(states.barrier.unwrap_or_default());
+    }
+
+    /// A record that states `commit` is durable.
+    pub(super) fn commit_is_durable(&mut self, commit: Index) {
+        if commit > self.durable_commit {
+            self.durable_commit = commit;
+            self.fold();
+        }
+    }
+
+    /// The index up to which applied entries may leave memory.
+    pub(super) fn may_compact_to(&self, now: u64) -> Index {
+        let pins = self.pins.values().filter(|pin| pin.until > now).map(|pin| pin.above);
+        pins.min().map_or(self.applied.index, |above| above.min(self.applied.index))
+    }
+
+    pub(super) fn pin(&mut self, peer: PeerId, term: Term, at: Position, until: u64) {
+        if self.is_leader() && term == self.term() {
+            self.pins.insert(peer, Pin { above: at.index, until });
+        }
+    }
+
+    /// A peer has pulled the blocks as of `at`: raft may send the snapshot.
+    pub(super) fn pulled(&mut self, peer: PeerId, term: Term, at: Position, conf: &ConfState) {
+        let is_known = self.memory().term_at(at.index).is_none_or(|known| known == at.term);
+        if self.is_leader() && term == self.term() && at.index <= self.committed() && is_known {
+            self.memory_mut().offer_snapshot(peer, at, conf_to_raft(conf));
+        }
+    }
+
+    pub(super) fn committed(&self) -> Index {
+        Index(self.raft.raft.raft_log.committed)
+    }
+
+    pub(super) fn conf(&self) -> ConfState {
+        conf_from_raft(&self.memory().conf)
+    }
+
+    /// Advances raft's clock by a tick. The election of a replica whose timeout has passed is
+    /// delayed by a number of ticks that depends on seed, replica and term.
+    pub(super) fn tick(&mut self, seed: u64) {
+        let raft = &self.raft.raft;
+        let drawn = (raft.term, raft.leader_id);
+        if self.drawn != drawn {
+            self.drawn = drawn;
+            let bytes = [seed, self.peer.0, raft.term].map(u64::to_le_bytes).concat();
+            self.delay = crc32c::crc32c(&bytes) % ELECTION_DELAY_TICKS;
+        }
+        let is_due = raft.election_elapsed + 1 >= raft.randomized_election_timeout();
+        if is_due && !self.is_leader() && self.delay > 0 {
+            self.delay -= 1;
+            return;
+        }
+        self.raft.tick();
+        if is_due && !self.is_leader() {
+            // Another delay before the next attempt.
+            self.drawn = (u64::MAX, 0);
+        }
+    }
+
+    /// Hands a message to raft. What raft refuses is dropped: its peers repeat what matters.
+    pub(super) fn step_raft(&mut self, message: Message) {
+        drop(self.raft.step(message));
+    }
+
+    pub(super) fn role(&self) -> Role {
+        match self.raft.raft.state {
+            StateRole::Leader => Role::Leader,
+            StateRole::Candidate | StateRole::PreCandidate => Role::Candidate,
+            StateRole::Follower if self.raft.raft.promotable() => Role::Follower,
+            StateRole::Follower => Role::Learner,
+        }
+    }
+
+    pub(super) fn replica_state(&self) -> ReplicaState {
+        match self.standing {
+            Standing::Creating => ReplicaState::Creating,
+            Standing::Lost => ReplicaState::Lost,
+            Standing::Stopped => ReplicaState::Stopped,
+            Standing::Active if self.is_exact() => ReplicaState::Exact,
+            Standing::Active if self.target.is_some() || self.install.is_some() => {
+                ReplicaState::Installing
+            }
+            Standing::Active if self.applied.index < self.barrier => ReplicaState::Installing,
+            Standing::Active => ReplicaState::Replaying,
+        }
+    }
+}

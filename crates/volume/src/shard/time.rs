@@ -1,0 +1,97 @@
+//! Ticks, elections, and connections to other servers.
+
+use raft::{ProgressState, SnapshotStatus};
+
+use super::replica::Replica;
+use super::{Output, Shard};
+use crate::types::{PeerId, ServerId};
+
+/// Time between the proof that a leader's process is gone and the election, and its random part.
+const CAMPAIGN_MS: u64 = 50;
+const CAMPAIGN_RANDOM_MS: u64 = 150;
+
+impl Shard {
+    /// Advances time. Ticks that were missed, because the process did not run, are left out: they
+    /// would depose leaders that are well.
+    pub(super) fn tick(&mut self, out: &mut Output) {
+        self.campaign();
+        if self.now < self.next_tick {
+            return;
+        }
+        self.next_tick = match self.next_tick + self.options.tick_ms {
+            next if next > self.now => next,
+            _ => self.now + self.options.tick_ms,
+        };
+        for replica in self.replicas.values_mut() {
+            if !replica.takes_part() || replica.is_installing() {
+                continue;
+            }
+            if replica.is_leader() {
+                replica.give_up_on_snapshots(self.now, self.options.progress_ms);
+            } else {
+                replica.snapshots.clear();
+            }
+            replica.tick(self.options.seed);
+            self.dirty.insert(replica.group);
+        }
+        self.expire_pulls(out);
+    }
+
+    /// The connection to a server has ended.
+    pub(super) fn peer_down(&mut self, server: ServerId, is_refused: bool) {
+        self.free_slots.remove(&server);
+        for replica in self.replicas.values_mut().filter(|replica| replica.takes_part()) {
+            if replica.is_installing() {
+                continue;
+            }
+            let peers = replica.view.peers.iter().filter(|(_, on)| **on == server);
+            let peers: Vec<PeerId> = peers.map(|(peer, _)| *peer).collect();
+            for peer in peers {
+                replica.raft.report_unreachable(peer.0);
+                if is_refused && peer == replica.leader() {
+                    // While a replica follows a leader, it ignores requests for its vote.
+                    let term = replica.raft.raft.term;
+                    replica.raft.raft.become_follower(term, raft::INVALID_ID);
+                    let bytes = [self.options.seed, replica.peer.0, term].map(u64::to_le_bytes);
+                    let random = u64::from(crc32c::crc32c(&bytes.concat())) % CAMPAIGN_RANDOM_MS;
+                    self.campaigns.insert((self.now + CAMPAIGN_MS + random, replica.group));
+                }
+            }
+            self.dirty.insert(replica.group);
+        }
+    }
+
+    /// Holds the elections that are due because a leader's process is gone.
+    fn campaign(&mut self) {
+        while let Some((at, group)) = self.campaigns.first().copied().filter(|it| it.0 <= self.now)
+        {
+            self.campaigns.remove(&(at, group));
+            let Some(replica) = self.replicas.get_mut(&group) else { continue };
+            let may_campaign = replica.takes_part() && !replica.is_installing();
+            if may_campaign && replica.leader() == PeerId(raft::INVALID_ID) {
+                drop(replica.raft.campaign());
+                self.dirty.insert(group);
+            }
+        }
+    }
+}
+
+impl Replica {
+    /// Gives up on snapshots without an outcome. Raft itself waits forever for it, but the message
+    /// or its receiver can be lost.
+    fn give_up_on_snapshots(&mut self, now: u64, after_ms: u64) {
+        let progress = self.raft.raft.prs().iter();
+        let waiting: Vec<PeerId> = progress
+            .filter(|(_, progress)| progress.state == ProgressState::Snapshot)
+            .map(|(peer, _)| PeerId(*peer))
+            .collect();
+        self.snapshots.retain(|peer, _| waiting.contains(peer));
+        for peer in waiting {
+            let since = *self.snapshots.entry(peer).or_insert(now);
+            if now >= since + after_ms {
+                self.snapshots.remove(&peer);
+                self.raft.report_snapshot(peer.0, SnapshotStatus::Failure);
+            }
+        }
+    }
+}
