@@ -1,41 +1,33 @@
 //! The volume campaign: the protocol of replicated block volumes on simulated disks and a
 //! simulated network, by seed.
 //!
-//! Three servers have a replica of each of five groups. A server has one write-ahead log
-//! (`alluvium-wal`, the real one) for all its groups and one store. A write is acknowledged when
-//! raft has it durably on a majority and the leader has applied it to its overlay. It goes to the
-//! store later and without a flush; a checkpoint makes the store durable for all groups at once
-//! before the log is trimmed. The seed decides the order of deliveries, disk requests and ticks,
-//! and the faults: power cuts, kills, partitions, lost and reordered messages, full rings, installs
-//! that are interrupted.
+//! Three servers run the real shard of `alluvium-volume`, with the real `alluvium-wal` and block
+//! store, on simulated disks. Each has a replica of each of five groups, and each group has one
+//! volume. The seed decides the order of deliveries, disk requests and time, and the faults: power
+//! cuts, kills, partitions, lost, late and repeated messages and client requests, full rings and
+//! stores, attachments by another gateway, and installs that are interrupted.
 //!
 //! `docs/volumes-design.md` has the rules of the protocol, what is checked, and the rule that each
 //! [`Mutation`] breaks. The modules, from the bottom:
 //!
 //! | module | contents |
 //! |---|---|
-//! | `mutation`, `op` | broken rules; the commands of the replicated state machine |
-//! | `log`, `extents` | a group's log in memory; its position in the write-ahead log |
-//! | `record`, `recovery` | the records of the write-ahead log; the walk over them |
-//! | `store` | overlay, commit rule, words and sectors |
-//! | `replica` | raft of one group |
-//! | `network`, `oracle` | messages; clients and the committed log |
-//! | `environment` | network, clients and seed, as a server meets them |
-//! | `server` | a server; `server/turn` its turn, `server/checkpoint` its checkpoint |
+//! | `mutation` | broken rules |
+//! | `blocks` | the few blocks of a volume |
+//! | `network` | messages and streams |
+//! | `oracle` | the committed log, and the blocks and attachments that follow from it |
+//! | `environment` | network, oracle and seed |
+//! | `client` | gateways |
+//! | `server` | a server: its disks and its shard |
 //! | `world` | the schedule |
 
+mod blocks;
+mod client;
 mod environment;
-mod extents;
-mod log;
 mod mutation;
 mod network;
-mod op;
 mod oracle;
-mod record;
-mod recovery;
-mod replica;
 mod server;
-mod store;
 mod world;
 
 use std::any::Any;
@@ -44,6 +36,10 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
+use alluvium_volume::shard::ShardCounters;
+use alluvium_volume::{
+    AttachEpoch, GroupId, GroupView, PeerId, ServerId, VolumeId, VolumeState, Window,
+};
 pub use mutation::Mutation;
 use parking_lot::Mutex;
 use world::World;
@@ -54,17 +50,48 @@ const SERVERS: usize = 3;
 /// Raft groups.
 const GROUPS: usize = 5;
 
-/// Blocks of a group. Few, so that writes meet.
-const BLOCKS: usize = 16;
-
-/// Bytes of a block.
-const PAGE: usize = 4096;
-
 /// Bytes of a write-ahead log. Small, so that it fills.
 const RING_BYTES: u64 = 1 << 20;
 
-/// Entries below the base that stay in memory for slow followers. Few, so that installs happen.
-const KEPT_ENTRIES: u64 = 3;
+fn group_id(group: usize) -> GroupId {
+    GroupId(group as u64 + 1)
+}
+
+fn volume_id(group: usize) -> VolumeId {
+    VolumeId(group as u32 + 1)
+}
+
+fn server_id(server: usize) -> ServerId {
+    ServerId(server as u32 + 1)
+}
+
+fn peer_id(group: usize, server: usize) -> PeerId {
+    PeerId(100 * group as u64 + server as u64 + 1)
+}
+
+/// Whether a group begins with an attachment, which the registry had when it was created.
+fn begins_attached(group: usize) -> bool {
+    group.is_multiple_of(2)
+}
+
+/// What the registry states of a group.
+fn view(group: usize) -> GroupView {
+    let volume = VolumeState {
+        volume: volume_id(group),
+        parent: None,
+        epoch: AttachEpoch(1),
+        nonce: client::first_nonce(group),
+        window: Some(Window::default()),
+        dropped_layers: Vec::new(),
+    };
+    GroupView {
+        region: 0,
+        family: volume_id(group),
+        founders: (0..SERVERS).map(|server| peer_id(group, server)).collect(),
+        peers: (0..SERVERS).map(|server| (peer_id(group, server), server_id(server))).collect(),
+        volumes: Vec::from_iter(begins_attached(group).then_some(volume)),
+    }
+}
 
 /// The parameters of one simulation.
 #[derive(Clone, Copy, Debug)]
@@ -82,14 +109,22 @@ pub struct Plan {
 counts! {
     /// Counts of events, which show that the cases of the campaign have happened.
     Outcome {
-        /// Operations that a client was acknowledged.
+        /// Ops that a client was acknowledged.
         acknowledged,
         /// Discards among them.
         discards,
+        /// Ops among them of which an earlier copy had taken effect.
+        duplicates,
+        /// Ops that their gateway has given up.
+        given_up,
+        /// Ops that were refused for lack of space.
+        no_space,
+        /// Attachments by another gateway.
+        attachments,
+        /// Requests that were refused because a newer attachment counts.
+        fenced,
         /// Reads by clients.
         reads,
-        /// Reads of an operation whose outcome the client did not know.
-        reads_of_unknown,
         /// Blocks of a replica that were compared with the committed log.
         compared,
         /// Power cuts of a server.
@@ -110,6 +145,17 @@ counts! {
         refused_appends,
         /// Records of a commit index alone.
         commit_records,
+    }
+}
+
+impl Outcome {
+    fn add_counters(&mut self, counters: ShardCounters) {
+        self.elections += counters.elections;
+        self.checkpoints += counters.checkpoints;
+        self.carried_forward += counters.carried_forward;
+        self.installs += counters.installs;
+        self.refused_appends += counters.refused_appends;
+        self.commit_records += counters.commit_records;
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a server meets outside of itself: the network, the clients, and the seed.
+//! What a server meets outside of itself: the network, the log of what was committed, and the seed.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

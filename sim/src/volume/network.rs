@@ -1,64 +1,63 @@
-//! Messages between servers: delivered in any order, more than once or never, and cut off by
-//! partitions.
+//! Messages between servers and with clients: delivered in any order, more than once or never, and
+//! cut off by partitions. Pulls are streams, whose frames keep their order until they break.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, VecDeque};
 
-use raft::eraftpb::Message;
+use alluvium_volume::shard::Input;
+use alluvium_volume::{Answer, GroupId, PeerMessage, PullFrame, Request, RequestError};
 
-use super::op::Value;
-
-/// A message on its way.
+/// A message between two servers on its way.
 #[derive(Clone)]
 pub(super) struct Envelope {
     pub(super) from: usize,
     pub(super) to: usize,
-    pub(super) group: usize,
-    pub(super) message: Message,
+    pub(super) message: PeerMessage,
 }
 
-/// The blocks that a replica has pulled for a snapshot.
-pub(super) struct Pulled {
-    /// The applied index of the source when it read the last block.
-    pub(super) as_of: u64,
-    pub(super) blocks: Vec<Value>,
+/// A request of a client on its way, or an answer.
+#[derive(Clone)]
+pub(super) enum ClientMessage {
+    Request { to: usize, ticket: u64, request: Request },
+    Answer { ticket: u64, answer: Result<Answer, RequestError> },
+}
+
+/// A pull: the frames on their way.
+pub(super) struct Stream {
+    pub(super) id: u64,
+    pub(super) source: usize,
+    pub(super) target: usize,
+    pub(super) attempt: u64,
+    pub(super) group: GroupId,
+    /// The request has not arrived yet.
+    pub(super) request: Option<Input>,
+    pub(super) frames: VecDeque<PullFrame>,
 }
 
 /// All messages on their way.
 #[derive(Default)]
 pub(super) struct Network {
-    in_flight: Vec<Envelope>,
+    pub(super) peers: Vec<Envelope>,
+    pub(super) clients: Vec<ClientMessage>,
+    pub(super) streams: Vec<Stream>,
+    next_stream: u64,
     cut_off: BTreeSet<usize>,
-    /// By target server and group. A pull is one moment here: the blocks arrive with the message
-    /// that announces the snapshot.
-    pulled: BTreeMap<(usize, usize), Pulled>,
 }
 
 impl Network {
-    /// Sends the messages of one replica.
-    pub(super) fn send(&mut self, from: usize, group: usize, messages: Vec<Message>) {
-        for message in messages {
-            let to = message.to as usize - 1;
-            self.in_flight.push(Envelope { from, to, group, message });
-        }
-    }
-
-    /// Sends a copy of a message.
-    pub(super) fn repeat(&mut self, envelope: &Envelope) {
-        self.in_flight.push(envelope.clone());
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.in_flight.len()
-    }
-
-    /// Takes a message out of the network.
-    pub(super) fn take(&mut self, index: usize) -> Envelope {
-        self.in_flight.swap_remove(index)
+    /// A name for a new stream.
+    pub(super) fn stream_id(&mut self) -> u64 {
+        self.next_stream += 1;
+        self.next_stream
     }
 
     /// Whether a partition separates the two servers.
     pub(super) fn separates(&self, one: usize, other: usize) -> bool {
         self.is_cut_off(one) || self.is_cut_off(other)
+    }
+
+    /// Whether a partition ends the stream between the two servers.
+    pub(super) fn cut_off_either(&self, one: usize, other: usize) -> bool {
+        self.separates(one, other)
     }
 
     pub(super) fn is_cut_off(&self, server: usize) -> bool {
@@ -76,18 +75,5 @@ impl Network {
 
     pub(super) fn heal(&mut self) {
         self.cut_off.clear();
-    }
-
-    pub(super) fn pull(&mut self, to: usize, group: usize, pulled: Pulled) {
-        self.pulled.insert((to, group), pulled);
-    }
-
-    pub(super) fn take_pulled(&mut self, to: usize, group: usize) -> Option<Pulled> {
-        self.pulled.remove(&(to, group))
-    }
-
-    /// Drops what a server that ends has pulled.
-    pub(super) fn forget_pulls(&mut self, server: usize) {
-        self.pulled.retain(|(to, _), _| *to != server);
     }
 }

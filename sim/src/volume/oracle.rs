@@ -1,228 +1,181 @@
-//! What the volume must do, independent of how it does it (`docs/volumes-design.md`, "What is
-//! checked").
+//! What the volumes must do, independent of how they do it (`docs/volumes-design.md`, "What the
+//! campaign checks"): a log of committed entries per group, and the blocks and attachments that
+//! follow from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::op::{Op, Value};
-use super::{BLOCKS, GROUPS};
+use alluvium_volume::shard::AppliedEntry;
+use alluvium_volume::{Attach, BlockOp, Change, Op, Position};
 
-/// What a client knows of one block.
+use super::GROUPS;
+use super::blocks::{BLOCKS, Value, blocks_of};
+
+/// A group as its committed log makes it.
 #[derive(Default)]
-struct History {
-    /// The newest operation that was acknowledged, or seen by a read.
-    acknowledged: Option<Op>,
-    /// Later operations whose outcome is unknown, in the order of their proposals.
-    unknown: Vec<Op>,
+struct Model {
+    /// The committed entries from index 1 on.
+    log: Vec<(Position, Option<Op>)>,
+    epoch: u64,
+    nonce: u32,
+    floor: u64,
+    /// The numbers of the attachment that counts that took effect.
+    done: BTreeSet<u64>,
+    /// The index at which each op of each attachment took effect.
+    effects: BTreeMap<(u64, u64), u64>,
+    /// The index at which each attachment took effect.
+    attachments: BTreeMap<(u64, u32), u64>,
+    /// The values of each block, each with the index from which it holds.
+    versions: [Vec<(u64, Value)>; BLOCKS],
+    /// The index below which no client may see a block any more.
+    seen: [u64; BLOCKS],
 }
 
-impl History {
-    fn value(&self) -> Value {
-        self.acknowledged.and_then(Op::value)
-    }
-
-    fn learn(&mut self, op: Op) {
-        if self.acknowledged.is_none_or(|known| known.id < op.id) {
-            self.acknowledged = Some(op);
+impl Model {
+    fn apply(&mut self, index: u64, op: &Op) {
+        match op {
+            Op::Attach(Attach { epoch, nonce, .. }) if epoch.0 > self.epoch => {
+                (self.epoch, self.nonce, self.floor) = (epoch.0, *nonce, 1);
+                self.done.clear();
+                self.attachments.insert((epoch.0, *nonce), index);
+            }
+            Op::Blocks(op) if op.epoch.0 == self.epoch => {
+                let number = op.number.0;
+                self.floor = self.floor.max(op.floor().0);
+                if number < self.floor || !self.done.insert(number) {
+                    return;
+                }
+                let before = self.effects.insert((self.epoch, number), index);
+                assert_eq!(before, None, "TWICE: op {number} of attachment {}", self.epoch);
+                let value = value_of(op);
+                for block in blocks_of(&op.range) {
+                    self.versions[block].push((index, value));
+                }
+            }
+            _ => {}
         }
-        self.unknown.retain(|unknown| unknown.id > op.id);
+    }
+
+    /// The index of the oldest version of a block with a value that holds at some index between
+    /// `from` and `to`.
+    fn version(&self, block: usize, value: Value, from: u64, to: u64) -> Option<u64> {
+        let mut versions = vec![(0, Value::Absent)];
+        versions.extend(&self.versions[block]);
+        let ends = versions[1..].iter().map(|(next, _)| next - 1).chain([u64::MAX]);
+        let spans = versions.iter().zip(ends);
+        let mut matching =
+            spans.filter(|((start, found), end)| *found == value && *start <= to && *end >= from);
+        matching.next().map(|((start, _), _)| *start)
+    }
+
+    fn at(&self, block: usize, index: u64) -> Value {
+        let version = self.versions[block].iter().rev().find(|(from, _)| *from <= index);
+        version.map_or(Value::Absent, |(_, value)| *value)
     }
 }
 
-/// An operation that its client waits for.
-struct Waiting {
-    op: Op,
-    group: usize,
-    server: usize,
-    incarnation: u64,
+fn value_of(op: &BlockOp) -> Value {
+    match &op.change {
+        Change::Write { data, .. } => {
+            Value::Data(u64::from_le_bytes(data[..8].try_into().expect("eight bytes")))
+        }
+        Change::Zero => Value::Zeros,
+        Change::Discard => Value::Absent,
+    }
 }
 
-/// An entry that a replica has applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Applied {
-    term: u64,
-    op: Option<Op>,
-}
-
-/// Clients, and the committed log of each group.
+/// The committed log of each group.
 pub(super) struct Oracle {
-    histories: Vec<[History; BLOCKS]>,
-    tokens: [u64; GROUPS],
-    committed: Vec<BTreeMap<u64, Applied>>,
-    waiting: BTreeMap<u64, Waiting>,
-    last_op: u64,
+    groups: Vec<Model>,
 }
 
 impl Oracle {
     pub(super) fn new() -> Self {
-        Self {
-            histories: (0..GROUPS).map(|_| Default::default()).collect(),
-            tokens: [0; GROUPS],
-            committed: vec![BTreeMap::new(); GROUPS],
-            waiting: BTreeMap::new(),
-            last_op: 0,
-        }
+        Self { groups: (0..GROUPS).map(|_| Model { floor: 1, ..Model::default() }).collect() }
     }
 
-    /// The next operation, which does not count before `proposed`.
-    pub(super) fn next_op(&self, block: usize, discards: bool) -> Op {
-        Op { id: self.last_op + 1, block, discards }
-    }
-
-    /// Notes that a client has sent an operation to a server.
-    pub(super) fn proposed(&mut self, group: usize, op: Op, server: usize, incarnation: u64) {
-        self.last_op = op.id;
-        self.histories[group][op.block].unknown.push(op);
-        self.waiting.insert(op.id, Waiting { op, group, server, incarnation });
+    /// A group begins with an attachment.
+    pub(super) fn attached(&mut self, group: usize, epoch: u64, nonce: u32) {
+        let model = &mut self.groups[group];
+        (model.epoch, model.nonce) = (epoch, nonce);
+        model.attachments.insert((epoch, nonce), 0);
     }
 
     /// Notes that a replica has applied an entry. Panics if another one has applied a different
     /// entry at the same index.
-    pub(super) fn applied(&mut self, group: usize, index: u64, term: u64, op: Option<Op>) {
-        let applied = Applied { term, op };
-        let known = *self.committed[group].entry(index).or_insert(applied);
-        assert_eq!(known, applied, "SPLIT: two entries at index {index} of group {group}");
-    }
-
-    /// Acknowledges an operation to its client if this server is the one that it waits for.
-    /// Returns false if not. Otherwise the client raises its token to `index`.
-    pub(super) fn acknowledge(
-        &mut self,
-        op: Op,
-        index: u64,
-        server: usize,
-        incarnation: u64,
-    ) -> bool {
-        let waits_here =
-            |waiting: &Waiting| (waiting.server, waiting.incarnation) == (server, incarnation);
-        if !self.waiting.get(&op.id).is_some_and(waits_here) {
-            return false;
+    pub(super) fn applied(&mut self, entry: AppliedEntry) {
+        let group = entry.group.0 as usize - 1;
+        let model = &mut self.groups[group];
+        let index = entry.at.index.0;
+        let applied = (entry.at, entry.op);
+        match model.log.get(index as usize - 1) {
+            Some(known) => {
+                assert!(*known == applied, "SPLIT: two entries at index {index} of group {group}");
+            }
+            None => {
+                assert_eq!(model.log.len() as u64 + 1, index, "SPLIT: a hole in group {group}");
+                if let Some(op) = &applied.1 {
+                    model.apply(index, op);
+                }
+                model.log.push(applied);
+            }
         }
-        let Some(Waiting { op, group, .. }) = self.waiting.remove(&op.id) else { return false };
-        self.histories[group][op.block].learn(op);
-        self.raise_token(group, index);
-        true
     }
 
-    /// Whether the client of an operation still waits.
-    pub(super) fn is_waiting(&self, op: u64) -> bool {
-        self.waiting.contains_key(&op)
-    }
-
-    /// The applied index below which a replica must not answer the client.
-    pub(super) fn token(&self, group: usize) -> u64 {
-        self.tokens[group]
-    }
-
-    pub(super) fn raise_token(&mut self, group: usize, index: u64) {
-        self.tokens[group] = self.tokens[group].max(index);
-    }
-
-    /// Checks what a client has read: the last acknowledged operation, or a later one of unknown
-    /// outcome. Returns whether it was the latter.
-    pub(super) fn read(&mut self, group: usize, block: usize, value: Value) -> bool {
-        let history = &mut self.histories[group][block];
-        if history.value() == value {
-            return false;
-        }
-        // A value of a write is unique. Of several discards it may be any; the first one is the
-        // least that the client knows now.
-        let Some(seen) = history.unknown.iter().copied().find(|op| op.value() == value) else {
-            panic!(
-                "STALE or LOST: read {value:?} from block {block} of group {group}; \
-                 acknowledged {:?}, unknown {:?}",
-                history.acknowledged, history.unknown
-            );
+    /// Checks an op that was acknowledged: it has taken effect. From now on no client may see its
+    /// blocks as they were before.
+    pub(super) fn acknowledged(&mut self, group: usize, epoch: u64, number: u64, block: usize) {
+        let model = &mut self.groups[group];
+        let Some(index) = model.effects.get(&(epoch, number)).copied() else {
+            panic!("LOST: op {number} of attachment {epoch} of group {group} has no effect");
         };
-        history.learn(seen);
-        true
+        model.seen[block] = model.seen[block].max(index);
     }
 
-    /// Checks that a replica serves exactly the committed log up to its applied index.
+    /// Checks an attachment that was acknowledged.
+    pub(super) fn attachment_acknowledged(&self, group: usize, epoch: u64, nonce: u32) {
+        let is_known = self.groups[group].attachments.contains_key(&(epoch, nonce));
+        assert!(is_known, "LOST: attachment {epoch} of group {group}");
+    }
+
+    /// The index below which no client may see a block any more.
+    pub(super) fn seen(&self, group: usize, block: usize) -> u64 {
+        self.groups[group].seen[block]
+    }
+
+    /// Checks what a client has read: the block as it was at some index from `from`, what clients
+    /// had seen when the read was sent, to `to`, what the replica had applied when it answered.
+    pub(super) fn read(&mut self, group: usize, block: usize, value: Value, from: u64, to: u64) {
+        let model = &mut self.groups[group];
+        match model.version(block, value, from, to) {
+            Some(index) => model.seen[block] = model.seen[block].max(index),
+            None => panic!(
+                "STALE or LOST: read {value:?} from block {block} of group {group}, which clients \
+                 have seen as of index {from}; the replica had applied {to}"
+            ),
+        }
+    }
+
+    /// Checks what a replica serves: the block as it was at some index from `from` to `to`, what it
+    /// had applied before and after the read.
     pub(super) fn compare(
         &self,
         server: usize,
         group: usize,
         block: usize,
-        (value, applied): (Value, u64),
+        value: Value,
+        (from, to): (u64, u64),
     ) {
-        let entries = self.committed[group].range(..=applied).rev();
-        let expected = entries.filter_map(|(_, entry)| entry.op).find(|op| op.block == block);
-        let expected = expected.and_then(Op::value);
-        assert_eq!(
-            value, expected,
-            "NOT EXACT: block {block} of group {group} at server {server}, applied index {applied}"
+        let model = &self.groups[group];
+        assert!(
+            model.version(block, value, from, to).is_some(),
+            "NOT EXACT: server {server} serves {value:?} for block {block} of group {group} at \
+             index {from} to {to}, and the log has {:?}",
+            model.at(block, to)
         );
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn with_three_ops() -> (Oracle, [Op; 3]) {
-        let mut oracle = Oracle::new();
-        let ops = [false, true, false].map(|discards| {
-            let op = oracle.next_op(4, discards);
-            oracle.proposed(0, op, 1, 0);
-            op
-        });
-        (oracle, ops)
-    }
-
-    #[test]
-    fn operations_of_unknown_outcome_may_be_read() {
-        let (mut oracle, ops) = with_three_ops();
-        assert!(!oracle.read(0, 4, None), "nothing is acknowledged yet");
-        assert!(oracle.read(0, 4, ops[0].value()));
-        assert!(oracle.read(0, 4, ops[2].value()));
-        assert!(!oracle.read(0, 4, ops[2].value()));
-    }
-
-    #[test]
-    #[should_panic(expected = "STALE or LOST")]
-    fn an_acknowledged_operation_is_not_undone() {
-        let (mut oracle, ops) = with_three_ops();
-        assert!(oracle.acknowledge(ops[2], 9, 1, 0));
-        assert_eq!(oracle.token(0), 9);
-        oracle.read(0, 4, ops[0].value());
-    }
-
-    #[test]
-    #[should_panic(expected = "STALE or LOST")]
-    fn a_read_is_not_undone() {
-        let (mut oracle, ops) = with_three_ops();
-        assert!(oracle.acknowledge(ops[0], 9, 1, 0));
-        assert!(oracle.read(0, 4, None), "the discard was seen");
-        oracle.read(0, 4, ops[0].value());
-    }
-
-    #[test]
-    fn only_the_server_that_a_client_waits_for_acknowledges() {
-        let (mut oracle, ops) = with_three_ops();
-        assert!(!oracle.acknowledge(ops[0], 9, 2, 0));
-        assert!(!oracle.acknowledge(ops[0], 9, 1, 1), "a later incarnation");
-        assert!(oracle.acknowledge(ops[0], 9, 1, 0));
-        assert!(!oracle.acknowledge(ops[0], 9, 1, 0));
-    }
-
-    #[test]
-    #[should_panic(expected = "SPLIT")]
-    fn one_index_has_one_entry() {
-        let (mut oracle, ops) = with_three_ops();
-        oracle.applied(0, 7, 1, Some(ops[0]));
-        oracle.applied(0, 7, 1, Some(ops[0]));
-        oracle.applied(0, 7, 2, Some(ops[1]));
-    }
-
-    #[test]
-    #[should_panic(expected = "NOT EXACT")]
-    fn a_value_of_a_later_entry_is_not_exact() {
-        let (mut oracle, ops) = with_three_ops();
-        oracle.applied(0, 7, 1, Some(ops[0]));
-        oracle.applied(0, 8, 1, Some(ops[1]));
-        oracle.compare(0, 0, 4, (None, 6));
-        oracle.compare(0, 0, 4, (ops[0].value(), 7));
-        oracle.compare(0, 0, 4, (None, 8));
-        oracle.compare(0, 0, 4, (ops[0].value(), 8));
+    /// The length of the committed log of a group.
+    pub(super) fn len(&self, group: usize) -> u64 {
+        self.groups[group].log.len() as u64
     }
 }

@@ -1,29 +1,20 @@
-//! A server: one write-ahead log and one store for the replicas of all groups.
+//! A server: its disks, and the shard of `alluvium-volume` while its process runs.
 
-mod checkpoint;
-mod turn;
-
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use alluvium_device::sim::{Mode, SimDisk, SimOptions};
-use alluvium_wal::{Append, AppendError, FormatOptions, LogOffset, Options, Wal};
-use raft::eraftpb::Message;
+use alluvium_volume::shard::{Input, Notice, Opening, Output, Recovered, Shard, ShardOptions};
+use alluvium_volume::store::{Owner, Store};
+use alluvium_volume::{GroupId, GroupView, PeerId, PullFrame, ServerId};
+use alluvium_wal::{FormatOptions, Options, Wal};
+use uuid::Uuid;
 
-use self::checkpoint::Checkpoint;
 use super::environment::Environment;
-use super::mutation::Mutation;
-use super::op::{Op, Value};
-use super::record::Record;
-use super::recovery::Recovered;
-use super::replica::Replica;
-use super::store::{STORE_BYTES, Store};
-use super::{GROUPS, RING_BYTES};
+use super::network::{ClientMessage, Envelope, Stream};
+use super::{GROUPS, Outcome, RING_BYTES, group_id, peer_id, server_id, view};
 
-/// Bytes of the log's window with which proposals are still taken.
-const PROPOSAL_WINDOW_BYTES: u64 = 64 << 10;
-
-/// Entries that a leader has not applied, above which it takes no proposal.
-const UNAPPLIED_ENTRIES: u64 = 10;
+const CLUSTER: &str = "simulation";
 
 /// How a server ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,85 +26,127 @@ pub(super) enum End {
 /// A server with its disks, running or not.
 pub(super) struct Server {
     index: usize,
-    /// The number of its openings.
-    incarnation: u64,
+    seed: u64,
     log_disk: SimDisk,
     store_disk: SimDisk,
+    store_id: Uuid,
+    /// The replicas that the registry records as created.
+    created: BTreeSet<GroupId>,
     running: Option<Running>,
+    clock: u64,
+    /// Counters of the processes that have ended.
+    outcome: Outcome,
 }
 
 /// A process of a server.
-pub(super) struct Running {
-    server: usize,
-    incarnation: u64,
-    mutation: Mutation,
-    wal: Wal,
-    log_disk: SimDisk,
-    store: Store,
-    replicas: Vec<Replica>,
-    outstanding: VecDeque<Outstanding>,
-    checkpoint: Checkpoint,
-}
-
-/// A `Ready` of raft, or a record of a commit index, that the log does not have durably yet.
-struct Outstanding {
-    end: LogOffset,
-    group: usize,
-    /// The number of the `Ready`.
-    ready: Option<u64>,
-    /// What may be sent once it is durable.
-    messages: Vec<Message>,
-    /// The commit index that the record states.
-    commit: Option<u64>,
+struct Running {
+    shard: Shard,
+    inbox: VecDeque<Input>,
+    /// Tickets of the requests that were delivered and are not answered.
+    tickets: BTreeSet<u64>,
 }
 
 impl Server {
-    pub(super) fn new(index: usize, seed: u64) -> Self {
+    pub(super) fn new(index: usize, seed: u64, store_bytes: u64) -> Self {
         let disk = |number: u64, capacity_bytes| {
             let seed = seed.wrapping_mul(31).wrapping_add(2 * index as u64 + number);
             SimDisk::new(SimOptions { capacity_bytes, seed, ..SimOptions::default() })
         };
         let log_disk = disk(2, RING_BYTES + (64 << 10));
-        let store_disk = disk(3, STORE_BYTES);
+        let store_disk = disk(3, store_bytes);
         let options = FormatOptions { window_bytes: Some(256 << 10), ..FormatOptions::default() };
-        Wal::format(&log_disk.device(), &options).expect("an empty disk can be formatted");
-        Self { index, incarnation: 0, log_disk, store_disk, running: None }
+        let header = Wal::format(&log_disk.device(), &options).expect("an empty disk is formatted");
+        let store_id = Uuid::from_u128(index as u128 + 1);
+        let owner = Owner {
+            wal_id: header.wal_id,
+            store_id,
+            server: server_id(index),
+            cluster: CLUSTER.to_owned(),
+        };
+        Store::format(&store_disk.device(), owner, Some(store_bytes), 0)
+            .expect("an empty disk is formatted");
+        Self {
+            index,
+            seed,
+            log_disk,
+            store_disk,
+            store_id,
+            created: BTreeSet::new(),
+            running: None,
+            clock: 0,
+            outcome: Outcome::default(),
+        }
     }
 
-    pub(super) fn open(&mut self, mutation: Mutation) {
+    pub(super) fn open(&mut self, environment: &mut Environment) {
         assert!(self.running.is_none(), "the server is running");
-        self.incarnation += 1;
-        let options = Options {
+        let log_options = Options {
             window_bytes: 512 << 10,
             block_bytes: 32 << 10,
             max_record_bytes: 200 << 10,
             io_depth: 4,
             ..Options::default()
         };
-        let Recovered { wal, checkpoint, groups } = Recovered::open(&self.log_disk, &options);
-        self.log_disk.set_mode(Mode::Queued);
-        let mut store = Store::open(self.index, &self.store_disk, mutation);
-        let logger = slog::Logger::root(slog::Discard, slog::o!());
-        let mut replicas = vec![];
-        for (group, recovered) in groups.into_iter().enumerate() {
-            let (replica, commit) = Replica::open(self.index, recovered, mutation, &logger);
-            store.commit_is_durable(group, commit);
-            replicas.push(replica);
-        }
-        self.running = Some(Running {
-            server: self.index,
-            incarnation: self.incarnation,
-            mutation,
-            wal,
-            log_disk: self.log_disk.clone(),
-            store,
+        let options = ShardOptions {
+            entry_cache_bytes: 24 << 10,
+            overlay_bytes: 256 << 10,
+            proposal_bytes: 64 << 10,
+            record_bytes: 16 << 10,
+            store_queue_depth: 4,
+            reserved_slots: 5,
+            progress_ms: 3_000,
+            seed: self.seed,
+            broken: environment.mutation.broken(),
+            ..ShardOptions::new(server_id(self.index))
+        };
+        let replicas: BTreeMap<GroupId, (PeerId, GroupView, bool)> = (0..GROUPS)
+            .map(|group| {
+                let id = group_id(group);
+                let is_created = self.created.contains(&id);
+                (id, (peer_id(group, self.index), view(group), is_created))
+            })
+            .collect();
+        let opening = Opening {
+            log: self.log_disk.device(),
+            log_options,
+            store: self.store_disk.device(),
+            store_id: self.store_id,
+            cluster: CLUSTER.to_owned(),
             replicas,
-            outstanding: VecDeque::new(),
-            checkpoint: Checkpoint::after(checkpoint),
-        });
+            options,
+            now: self.clock,
+            unix_ms: 0,
+            wake: Arc::new(|| {}),
+        };
+        let mut wait = || panic!("the disk completes requests at once during an opening");
+        let Recovered { shard, notices, report, applied } =
+            Shard::open(opening, &mut wait, &mut |_, _, _| {})
+                .unwrap_or_else(|error| panic!("server {} does not open: {error}", self.index));
+        assert!(report.damage.is_empty(), "damage in the log: {:?}", report.damage);
+        for entry in applied {
+            environment.oracle.applied(entry);
+        }
+        self.log_disk.set_mode(Mode::Queued);
+        self.store_disk.set_mode(Mode::Queued);
+        self.running = Some(Running { shard, inbox: VecDeque::new(), tickets: BTreeSet::new() });
+        for notice in notices {
+            self.notice(notice);
+        }
     }
 
-    pub(super) fn end(&mut self, end: End) {
+    /// The registry records what the server reports.
+    fn notice(&mut self, notice: Notice) {
+        match notice {
+            Notice::Created { group, .. } => {
+                self.created.insert(group);
+                self.input(Input::Activate { group });
+            }
+            other => panic!("server {}: {other:?}", self.index),
+        }
+    }
+
+    /// Ends the process. Returns the tickets of the requests that it has not answered.
+    pub(super) fn end(&mut self, end: End) -> BTreeSet<u64> {
         // The disks end first: the process is not there to see its requests fail.
         let after = |disk: &SimDisk| match end {
             End::PowerCut => disk.power_cut(),
@@ -121,39 +154,53 @@ impl Server {
         };
         self.log_disk = after(&self.log_disk);
         self.store_disk = after(&self.store_disk);
-        self.running = None;
+        let Some(running) = self.running.take() else { return BTreeSet::new() };
+        self.outcome.add_counters(running.shard.counters());
+        running.tickets
     }
 
-    pub(super) fn index(&self) -> usize {
-        self.index
-    }
-
-    pub(super) fn incarnation(&self) -> u64 {
-        self.incarnation
+    pub(super) fn outcome(&self) -> Outcome {
+        let mut outcome = self.outcome;
+        if let Some(running) = &self.running {
+            outcome.add_counters(running.shard.counters());
+        }
+        outcome
     }
 
     pub(super) fn is_running(&self) -> bool {
         self.running.is_some()
     }
 
+    pub(super) fn shard(&self) -> Option<&Shard> {
+        self.running.as_ref().map(|running| &running.shard)
+    }
+
     /// Whether the server is running and its replica considers itself the leader.
     pub(super) fn leads(&self, group: usize) -> bool {
-        self.running().is_some_and(|running| running.replica(group).is_leader())
+        let status = self.shard().and_then(|shard| shard.replica_status(group_id(group)));
+        status.is_some_and(|status| status.role == alluvium_volume::Role::Leader)
     }
 
-    pub(super) fn running(&self) -> Option<&Running> {
-        self.running.as_ref()
+    pub(super) fn applied(&self, group: usize) -> Option<u64> {
+        let status = self.shard()?.replica_status(group_id(group))?;
+        Some(status.applied.0)
     }
 
-    pub(super) fn running_mut(&mut self) -> Option<&mut Running> {
-        self.running.as_mut()
+    pub(super) fn ring_used_bytes(&self) -> u64 {
+        self.shard().map_or(0, |shard| shard.wal().stats().used_bytes)
     }
 
-    /// Does everything that needs neither a tick nor a message.
-    pub(super) fn turn(&mut self, environment: &mut Environment) {
+    pub(super) fn input(&mut self, input: Input) {
         if let Some(running) = &mut self.running {
-            running.turn(environment);
+            if let Input::Client { ticket, .. } = &input {
+                running.tickets.insert(*ticket);
+            }
+            running.inbox.push_back(input);
         }
+    }
+
+    pub(super) fn advance_clock(&mut self, ms: u64) {
+        self.clock += ms;
     }
 
     /// Completes one request of the log's disk.
@@ -166,128 +213,77 @@ impl Server {
         self.store_disk.step()
     }
 
-    /// Reads a block from an exact replica that has applied up to the token. Returns the applied
-    /// index too.
-    pub(super) fn read(&self, group: usize, block: usize, token: u64) -> Option<(Value, u64)> {
-        let running = self.running.as_ref()?;
-        let replica = &running.replicas[group];
-        let serves = replica.is_exact() && replica.applied >= token;
-        serves.then(|| (running.store.read(group, block), replica.applied))
-    }
-}
-
-impl Running {
-    pub(super) fn replica(&self, group: usize) -> &Replica {
-        &self.replicas[group]
-    }
-
-    pub(super) fn ring_used_bytes(&self) -> u64 {
-        self.wal.stats().used_bytes
-    }
-
-    /// Requests a checkpoint.
-    pub(super) fn want_checkpoint(&mut self) {
-        self.checkpoint.wanted = true;
-    }
-
-    /// Whether an install waits for the checkpoint that completes it.
-    pub(super) fn has_install(&self) -> bool {
-        self.replicas.iter().any(|replica| replica.install.is_some())
-    }
-
-    /// Whether the replica has applied, installed and written back everything.
-    pub(super) fn is_caught_up(&self, group: usize) -> bool {
-        self.replicas[group].is_caught_up() && self.store.is_drained(group)
+    /// Does everything that can be done now.
+    pub(super) fn turn(&mut self, environment: &mut Environment) {
+        let Some(running) = &mut self.running else { return };
+        let mut out = Output::default();
+        running
+            .shard
+            .turn(self.clock, &mut running.inbox, &mut out)
+            .unwrap_or_else(|error| panic!("server {}: {error}", self.index));
+        for entry in out.applied {
+            environment.oracle.applied(entry);
+        }
+        let network = &mut environment.network;
+        for (to, message) in out.messages {
+            let to = to.0 as usize - 1;
+            network.peers.push(Envelope { from: self.index, to, message });
+        }
+        for (ticket, answer) in out.answers {
+            running.tickets.remove(&ticket);
+            network.clients.push(ClientMessage::Answer { ticket, answer });
+        }
+        for (attempt, source, request) in out.pulls {
+            let id = network.stream_id();
+            let group = request.group;
+            network.streams.push(Stream {
+                id,
+                source: source.0 as usize - 1,
+                target: self.index,
+                attempt,
+                group,
+                request: Some(Input::Pull { stream: id, request }),
+                frames: VecDeque::new(),
+            });
+        }
+        for (stream, frame) in out.frames {
+            let found = network.streams.iter_mut().find(|it| it.id == stream);
+            if let Some(stream) = found.filter(|stream| stream.source == self.index) {
+                stream.frames.push_back(frame);
+            }
+        }
+        for attempt in out.cancelled {
+            let index = self.index;
+            network.streams.retain(|it| (it.target, it.attempt) != (index, attempt));
+        }
+        for notice in out.notices {
+            self.notice(notice);
+        }
     }
 
     /// Describes what may keep the server from making progress.
     pub(super) fn describe(&self) -> String {
-        let replicas: Vec<String> = self.replicas.iter().map(Replica::describe).collect();
-        let (server, stats) = (self.server, self.wal.stats());
+        let Some(shard) = self.shard() else { return format!("server {}: down", self.index) };
+        let stats = shard.wal().stats();
+        let statuses: Vec<String> =
+            (0..GROUPS).map(|group| shard.describe(group_id(group))).collect();
         format!(
-            "server {server}: ring {} bytes, window {} bytes, groups {}",
+            "server {}: ring {} bytes, window {} bytes, {}",
+            self.index,
             stats.used_bytes,
             stats.window_used_bytes,
-            replicas.join(", ")
+            statuses.join(", ")
         )
     }
+}
 
-    /// Proposes an operation, unless backpressure or raft refuses it.
-    pub(super) fn propose(&mut self, group: usize, op: Op) -> bool {
-        let stats = self.wal.stats();
-        let replica = &mut self.replicas[group];
-        if stats.used_bytes > RING_BYTES / 2
-            || stats.window_used_bytes > PROPOSAL_WINDOW_BYTES
-            || replica.last_index() - replica.applied > UNAPPLIED_ENTRIES
-        {
-            return false;
-        }
-        replica.raft.propose(vec![], op.encode()).is_ok()
-    }
+/// What the target of a stream that breaks gets.
+pub(super) fn broken_stream(stream: &Stream) -> Input {
+    Input::PullFrame { attempt: stream.attempt, group: stream.group, frame: PullFrame::Failed }
+}
 
-    /// Takes a message from another replica. Messages that raft refuses are dropped, and so is what
-    /// arrives during an install.
-    pub(super) fn step(&mut self, group: usize, message: Message) {
-        let replica = &mut self.replicas[group];
-        if !replica.is_installing() {
-            drop(replica.raft.step(message));
-        }
-    }
-
-    pub(super) fn tick(&mut self, environment: &mut Environment) {
-        for replica in &mut self.replicas {
-            replica.tick();
-        }
-        self.record_commits(environment);
-    }
-
-    /// Records commit indices that are applied and not durable. Without that they would wait for
-    /// the next entry.
-    fn record_commits(&mut self, environment: &mut Environment) {
-        for group in 0..GROUPS {
-            let replica = &self.replicas[group];
-            let is_recorded = replica.applied <= self.store.durable_commit(group)
-                || self.outstanding.iter().any(|it| it.group == group && it.commit.is_some());
-            if replica.install.is_some() || is_recorded {
-                continue;
-            }
-            let hard_state = replica.log().hard_state.clone();
-            let commit = Some(hard_state.commit);
-            let record = Record::Entries { group, hard_state, entries: vec![] };
-            if let Ok(append) = self.wal.append(&[&record.encode()]) {
-                let end = append.end();
-                let messages = vec![];
-                self.outstanding.push_back(Outstanding {
-                    end,
-                    group,
-                    ready: None,
-                    messages,
-                    commit,
-                });
-                environment.outcome.commit_records += 1;
-            }
-        }
-    }
-
-    /// Appends a record that cannot wait: a `Ready` cannot be given back to raft. While the window
-    /// is full, the disk continues.
-    fn append(&self, record: &Record) -> Append {
-        let payload = record.encode();
-        loop {
-            match self.wal.append(&[&payload]) {
-                Ok(append) => return append,
-                Err(AppendError::WindowFull { .. }) => {
-                    assert!(self.log_disk.step(), "the window is full and nothing is in flight");
-                }
-                Err(error) => panic!("server {}: {error}", self.server),
-            }
-        }
-    }
-
-    /// Lets the disk continue until a record is durable.
-    fn wait_durable(&self, end: LogOffset) {
-        while self.wal.durable() < end {
-            assert!(self.log_disk.step(), "a record is not durable and nothing is in flight");
-        }
-    }
+/// The connection to a server has ended.
+pub(super) fn peer_down(server: usize, is_refused: bool) -> Input {
+    let server: ServerId = server_id(server);
+    Input::PeerDown { server, is_refused }
 }
