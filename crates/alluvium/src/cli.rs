@@ -10,6 +10,7 @@ use crate::config::ServeOptions;
 use crate::object::ObjectCommand;
 use crate::topic::TopicCommand;
 use crate::user::UserCommand;
+use crate::volume::VolumeCommand;
 use crate::wal::WalCommand;
 
 /// A Kafka-compatible streaming server on a raw-device write-ahead log.
@@ -52,6 +53,9 @@ pub(crate) enum Command {
     /// Serve, inspect, verify, compact and measure a journal cache.
     #[command(subcommand)]
     Cache(CacheCommand),
+    /// Serve, export, create and inspect replicated block volumes.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
     /// Export the catalog of a stopped server as JSON, and import it.
     #[command(subcommand)]
     Catalog(CatalogCommand),

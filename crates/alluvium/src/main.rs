@@ -15,6 +15,7 @@
 //! - `wal/`, `object/`, `catalog.rs`: tools for logs, objects and the catalog
 //! - `bench/`, `load.rs`: load for any Kafka server
 //! - `cache/`: tools of the journal cache, and its Redis server
+//! - `volume/`: servers of block volumes, NBD exports, and their tools
 #![forbid(unsafe_code)]
 
 mod address;
@@ -43,6 +44,7 @@ mod storage;
 mod topic;
 mod units;
 mod user;
+mod volume;
 mod wal;
 
 use std::process::ExitCode;
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Serve(options) => serve::run(*options),
         Command::Topic(command) => topic::run(command),
         Command::User(command) => user::run(command),
+        Command::Volume(command) => volume::run(command),
         Command::Wal(command) => wal::run(command),
     };
     let code = match done {

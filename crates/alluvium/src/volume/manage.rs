@@ -1,0 +1,428 @@
+//! Commands about volumes that end at once: create, list, info, attach, status, delete.
+
+use std::time::Duration;
+
+use alluvium_volume::gateway::VolumeConfig;
+use alluvium_volume::registry::VolumeState;
+use alluvium_volume::{
+    Answer, AttachOptions, Cluster, GroupId, ReplicaState, ReplicaStatus, Request, Role, ServerId,
+    StatusAnswer,
+};
+use clap::Args;
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::ClusterArgs;
+use crate::output::{self, Failure, Table};
+use crate::units::Size;
+
+/// Time for the answer of a server.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Options of all commands.
+#[derive(Args, Debug)]
+pub(super) struct Common {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Create a volume. It takes no space before it is written.
+#[derive(Args, Debug)]
+pub(crate) struct CreateArgs {
+    /// Name: 1 to 249 letters, digits, dots, underscores and hyphens.
+    name: String,
+    /// Size: a multiple of 4KiB, at most 64TiB.
+    #[arg(long, value_name = "SIZE")]
+    size: Size,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// List the volumes of the cluster.
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Show a volume: its groups, their replicas, and who has it attached.
+#[derive(Args, Debug)]
+pub(crate) struct InfoArgs {
+    /// Name of the volume.
+    name: String,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Attach a volume and detach it at once: from then on, every older attachment is fenced.
+#[derive(Args, Debug)]
+pub(crate) struct AttachArgs {
+    /// Name of the volume.
+    name: String,
+    /// Take the volume from a process that has it attached and is alive. Its next write fails.
+    #[arg(long)]
+    take: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Show the servers and their replicas.
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Delete volumes with all their data.
+#[derive(Args, Debug)]
+pub(crate) struct DeleteArgs {
+    /// Names of the volumes.
+    #[arg(required = true)]
+    names: Vec<String>,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Serialize)]
+struct CreatedVolume<'a> {
+    name: &'a str,
+    id: u32,
+    bytes: u64,
+}
+
+pub(super) async fn create(args: CreateArgs) -> Result<(), Failure> {
+    let cluster = args.common.cluster.connect()?;
+    let bytes = args.size.bytes;
+    let id = cluster.registry().create_volume(&args.name, bytes).await.map_err(Failure::new)?;
+    if args.common.json {
+        return output::json(&CreatedVolume { name: &args.name, id: id.0, bytes });
+    }
+    output::line(format_args!("created volume {} with {}, id {id}", args.name, args.size))
+}
+
+#[derive(Serialize)]
+struct ListedVolume {
+    name: String,
+    id: u32,
+    bytes: u64,
+    regions: usize,
+    state: VolumeState,
+    attached_by: Option<String>,
+    epoch: u64,
+}
+
+async fn listed(cluster: &Cluster) -> Result<Vec<ListedVolume>, Failure> {
+    let registry = cluster.registry();
+    let mut rows = Vec::new();
+    for (id, stored) in registry.volumes().await.map_err(Failure::new)? {
+        let attached = registry.attachment(id).await.map_err(Failure::new)?;
+        let epoch = attached.as_ref().map_or(0, |(value, _)| value.epoch.0);
+        let attached_by = attached.filter(|(_, is_fresh)| *is_fresh);
+        rows.push(ListedVolume {
+            name: stored.value.name,
+            id: id.0,
+            bytes: stored.value.bytes,
+            regions: stored.value.regions.len(),
+            state: stored.value.state,
+            attached_by: attached_by.map(|(value, _)| value.address),
+            epoch,
+        });
+    }
+    rows.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(rows)
+}
+
+pub(super) async fn list(args: ListArgs) -> Result<(), Failure> {
+    let cluster = args.common.cluster.connect()?;
+    let rows = listed(&cluster).await?;
+    if args.common.json {
+        return output::json(&rows);
+    }
+    let mut table = Table::of_text(&["VOLUME", "SIZE", "REGIONS", "STATE", "ATTACHED AT"]);
+    for row in rows {
+        table.row(vec![
+            row.name,
+            Size { bytes: row.bytes }.to_string(),
+            row.regions.to_string(),
+            state_name(row.state).to_owned(),
+            row.attached_by.unwrap_or_else(|| "-".to_owned()),
+        ]);
+    }
+    output::line(table)
+}
+
+fn state_name(state: VolumeState) -> &'static str {
+    match state {
+        VolumeState::Available => "available",
+        VolumeState::Deleting => "deleting",
+    }
+}
+
+#[derive(Serialize)]
+struct Replica {
+    region: u16,
+    group: u64,
+    peer: u64,
+    server: u32,
+    lost: bool,
+    role: Option<&'static str>,
+    state: Option<&'static str>,
+    applied: Option<u64>,
+    last: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct VolumeInfo {
+    name: String,
+    id: u32,
+    bytes: u64,
+    state: VolumeState,
+    epoch: u64,
+    attached_at: Option<String>,
+    replicas: Vec<Replica>,
+}
+
+pub(super) async fn info(args: InfoArgs) -> Result<(), Failure> {
+    let cluster = args.common.cluster.connect()?;
+    let registry = cluster.registry();
+    let (id, stored) = registry.volume_by_name(&args.name).await.map_err(Failure::new)?;
+    let attached = registry.attachment(id).await.map_err(Failure::new)?;
+    let statuses = statuses(&cluster).await?;
+    let find = |server: ServerId, group: GroupId| -> Option<ReplicaStatus> {
+        let (_, status) = statuses.iter().find(|(id, _)| *id == server)?;
+        let status = status.as_ref().ok()?;
+        status.replicas.iter().find(|replica| replica.group == group).copied()
+    };
+    let mut replicas = Vec::new();
+    for (region, group) in &stored.value.regions {
+        let value = registry.group(*group).await.map_err(Failure::new)?.value;
+        for peer in value.peers {
+            let status = find(peer.server, *group).filter(|status| status.peer == peer.peer);
+            replicas.push(Replica {
+                region: *region,
+                group: group.0,
+                peer: peer.peer.0,
+                server: peer.server.0,
+                lost: peer.lost,
+                role: status.map(|status| role_name(status.role)),
+                state: status.map(|status| replica_state_name(status.state)),
+                applied: status.map(|status| status.applied.0),
+                last: status.map(|status| status.last.0),
+            });
+        }
+    }
+    let epoch = attached.as_ref().map_or(0, |(value, _)| value.epoch.0);
+    let attached_at = attached.filter(|(_, is_fresh)| *is_fresh).map(|(value, _)| value.address);
+    let (name, bytes, state) = (stored.value.name, stored.value.bytes, stored.value.state);
+    let info = VolumeInfo { name, id: id.0, bytes, state, epoch, attached_at, replicas };
+    if args.common.json {
+        return output::json(&info);
+    }
+    output::line(format_args!(
+        "volume {}: {}, id {}, {}, epoch {}, {}",
+        info.name,
+        Size { bytes },
+        info.id,
+        state_name(state),
+        info.epoch,
+        info.attached_at.map_or("not attached".to_owned(), |at| format!("attached at {at}")),
+    ))?;
+    if info.replicas.is_empty() {
+        return output::line("no region was written yet");
+    }
+    let headings = ["REGION", "GROUP", "SERVER", "PEER", "ROLE", "STATE", "APPLIED", "LAST"];
+    let mut table = Table::of_text(&headings);
+    let text = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
+    for replica in info.replicas {
+        let state = if replica.lost { Some("lost") } else { replica.state };
+        table.row(vec![
+            replica.region.to_string(),
+            replica.group.to_string(),
+            replica.server.to_string(),
+            replica.peer.to_string(),
+            replica.role.unwrap_or("-").to_owned(),
+            state.unwrap_or("no answer").to_owned(),
+            text(replica.applied),
+            text(replica.last),
+        ]);
+    }
+    output::line(table)
+}
+
+#[derive(Serialize)]
+struct AttachedVolume<'a> {
+    name: &'a str,
+    epoch: u64,
+}
+
+pub(super) async fn attach(args: AttachArgs) -> Result<(), Failure> {
+    let cluster = args.common.cluster.connect()?;
+    let registry = cluster.registry();
+    let (id, _) = registry.volume_by_name(&args.name).await.map_err(Failure::new)?;
+    let options = AttachOptions {
+        owner: Uuid::new_v4(),
+        address: "alluvium volume attach".to_owned(),
+        take: args.take,
+        config: VolumeConfig { io_timeout: None, memory_bytes: 1 << 20, seed: 0 },
+    };
+    let attached = cluster.attach(id, options).await.map_err(Failure::new)?;
+    let epoch = attached.value.epoch.0;
+    attached.detach().await.map_err(Failure::new)?;
+    if args.common.json {
+        return output::json(&AttachedVolume { name: &args.name, epoch });
+    }
+    output::line(format_args!(
+        "volume {} was attached with epoch {epoch}: older attachments are fenced",
+        args.name
+    ))
+}
+
+/// What each server answers about itself and its replicas.
+async fn statuses(
+    cluster: &Cluster,
+) -> Result<Vec<(ServerId, Result<StatusAnswer, String>)>, Failure> {
+    let servers = cluster.registry().servers().await.map_err(Failure::new)?;
+    let ask = |server| async move {
+        let asked = tokio::time::timeout(STATUS_TIMEOUT, status_of(cluster, server)).await;
+        (server, asked.unwrap_or_else(|_| Err("no answer".to_owned())))
+    };
+    let asked = servers.into_iter().map(|(server, _)| ask(server));
+    Ok(futures::future::join_all(asked).await)
+}
+
+/// Collects the pages of a server's answer.
+async fn status_of(cluster: &Cluster, server: ServerId) -> Result<StatusAnswer, String> {
+    let mut whole: Option<StatusAnswer> = None;
+    loop {
+        let last = whole.as_ref().and_then(|status| status.replicas.last());
+        let after = last.map_or(GroupId(0), |replica| replica.group);
+        let request = Request::Status { group: None, after };
+        let answer =
+            cluster.call(server, &request).await.map_err(|_| "not reachable".to_owned())?;
+        let Answer::Status(page) = answer.map_err(|error| error.to_string())? else {
+            return Err("an answer of another kind".to_owned());
+        };
+        let has_more = page.has_more && !page.replicas.is_empty();
+        match &mut whole {
+            None => whole = Some(page),
+            Some(whole) => whole.replicas.extend(page.replicas),
+        }
+        if !has_more {
+            return Ok(whole.expect("a page has arrived"));
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ServerStatus {
+    server: u32,
+    address: String,
+    error: Option<String>,
+    replicas: usize,
+    leaders: usize,
+    not_exact: usize,
+    store_bytes: u64,
+    store_free_bytes: u64,
+    ring_bytes: u64,
+    ring_used_bytes: u64,
+    checkpoint: u64,
+}
+
+pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
+    let cluster = args.common.cluster.connect()?;
+    let servers = cluster.registry().servers().await.map_err(Failure::new)?;
+    let statuses = statuses(&cluster).await?;
+    let rows: Vec<ServerStatus> = servers
+        .into_iter()
+        .zip(statuses)
+        .map(|((id, stored), (_, status))| server_status(id, stored.value.address, status))
+        .collect();
+    if args.common.json {
+        return output::json(&rows);
+    }
+    let headings = ["SERVER", "ADDRESS", "STATE", "REPLICAS", "LEADERS", "STORE FREE", "RING USED"];
+    let mut table = Table::of_text(&headings);
+    for row in rows {
+        let state = match (&row.error, row.not_exact) {
+            (Some(error), _) => error.clone(),
+            (None, 0) => "ok".to_owned(),
+            (None, count) => format!("{count} not exact"),
+        };
+        let of = |part, all| format!("{} of {}", Size { bytes: part }, Size { bytes: all });
+        table.row(vec![
+            row.server.to_string(),
+            row.address,
+            state,
+            row.replicas.to_string(),
+            row.leaders.to_string(),
+            of(row.store_free_bytes, row.store_bytes),
+            of(row.ring_used_bytes, row.ring_bytes),
+        ]);
+    }
+    output::line(table)
+}
+
+fn server_status(
+    id: ServerId,
+    address: String,
+    status: Result<StatusAnswer, String>,
+) -> ServerStatus {
+    let slot = alluvium_volume::store::SLOT_BYTES;
+    let (status, error) = match status {
+        Ok(status) => (Some(status), None),
+        Err(error) => (None, Some(error)),
+    };
+    let replicas = status.as_ref().map_or(&[][..], |status| &status.replicas);
+    ServerStatus {
+        server: id.0,
+        address,
+        error,
+        replicas: replicas.len(),
+        leaders: replicas.iter().filter(|replica| replica.role == Role::Leader).count(),
+        not_exact: replicas.iter().filter(|it| it.state != ReplicaState::Exact).count(),
+        store_bytes: status.as_ref().map_or(0, |status| u64::from(status.slots) * slot),
+        store_free_bytes: status.as_ref().map_or(0, |status| u64::from(status.free_slots) * slot),
+        ring_bytes: status.as_ref().map_or(0, |status| status.ring_bytes),
+        ring_used_bytes: status.as_ref().map_or(0, |status| status.ring_used_bytes),
+        checkpoint: status.as_ref().map_or(0, |status| status.checkpoint.0),
+    }
+}
+
+pub(super) async fn delete(args: DeleteArgs) -> Result<(), Failure> {
+    let cluster = args.common.cluster.connect()?;
+    let registry = cluster.registry();
+    for name in &args.names {
+        let (id, _) = registry.volume_by_name(name).await.map_err(Failure::new)?;
+        registry.delete_volume(id).await.map_err(Failure::new)?;
+        if !args.common.json {
+            output::line(format_args!("deleted volume {name}"))?;
+        }
+    }
+    if args.common.json {
+        return output::json(&args.names);
+    }
+    Ok(())
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Follower => "follower",
+        Role::Candidate => "candidate",
+        Role::Leader => "leader",
+        Role::Learner => "learner",
+    }
+}
+
+fn replica_state_name(state: ReplicaState) -> &'static str {
+    match state {
+        ReplicaState::Exact => "exact",
+        ReplicaState::Replaying => "replaying",
+        ReplicaState::Installing => "installing",
+        ReplicaState::Lost => "lost",
+        ReplicaState::Stopped => "stopped",
+        ReplicaState::Creating => "creating",
+    }
+}

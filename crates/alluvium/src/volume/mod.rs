@@ -1,0 +1,101 @@
+//! `alluvium volume`: replicated block volumes. `docs/volumes.md` explains how they are run.
+//!
+//! - `serve.rs`: a server of volumes; `metrics.rs`: its metrics
+//! - `export.rs`, `disk.rs`: a volume as an NBD disk
+//! - `manage.rs`: create, list, info, attach, status, delete
+
+mod disk;
+mod export;
+mod manage;
+mod metrics;
+mod serve;
+
+use std::sync::Arc;
+
+use alluvium_coordination::keys::Keys;
+use alluvium_coordination::{Coordination, Remote, RemoteOptions};
+use alluvium_volume::Cluster;
+use clap::{Args, Subcommand};
+
+use crate::output::{self, Failure};
+
+/// The commands about volumes.
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    Serve(Box<serve::ServeArgs>),
+    Export(export::ExportArgs),
+    Create(manage::CreateArgs),
+    List(manage::ListArgs),
+    Info(manage::InfoArgs),
+    Attach(manage::AttachArgs),
+    Status(manage::StatusArgs),
+    Delete(manage::DeleteArgs),
+}
+
+/// How a command reaches the cluster.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ClusterArgs {
+    /// Name of the cluster.
+    #[arg(long, env = "ALLUVIUM_CLUSTER", value_name = "NAME", default_value = "alluvium")]
+    cluster: String,
+    /// Address of the coordination service, which one of the servers hosts.
+    #[arg(
+        long,
+        env = "ALLUVIUM_COORDINATION",
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:7400"
+    )]
+    coordination: String,
+}
+
+impl ClusterArgs {
+    fn keys(&self) -> Result<Arc<Keys>, Failure> {
+        Keys::new(&self.cluster).map(Arc::new).map_err(|error| Failure::Usage(error.to_string()))
+    }
+
+    /// A client of the coordination service. Must be called within a runtime.
+    fn remote(&self) -> Arc<dyn Coordination> {
+        Arc::new(Remote::new(RemoteOptions::new(&self.cluster, &self.coordination)))
+    }
+
+    /// The cluster as a client sees it. Must be called within a runtime.
+    fn connect(&self) -> Result<Arc<Cluster>, Failure> {
+        Ok(Cluster::new(&self.cluster, self.remote(), self.keys()?))
+    }
+}
+
+/// Runs a `volume` command.
+///
+/// # Errors
+/// Those of the command.
+pub(crate) fn run(command: VolumeCommand) -> Result<(), Failure> {
+    match command {
+        VolumeCommand::Serve(args) => {
+            let log = output::start_log_queue()?;
+            output::start_server_logging(log, args.log())?;
+            serve::run(*args)
+        }
+        VolumeCommand::Export(args) => {
+            let log = output::start_log_queue()?;
+            output::start_server_logging(log, args.log())?;
+            export::run(args)
+        }
+        VolumeCommand::Create(args) => block_on(manage::create(args)),
+        VolumeCommand::List(args) => block_on(manage::list(args)),
+        VolumeCommand::Info(args) => block_on(manage::info(args)),
+        VolumeCommand::Attach(args) => block_on(manage::attach(args)),
+        VolumeCommand::Status(args) => block_on(manage::status(args)),
+        VolumeCommand::Delete(args) => block_on(manage::delete(args)),
+    }
+}
+
+fn block_on(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    runtime()?.block_on(command)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))
+}

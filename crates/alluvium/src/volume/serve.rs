@@ -1,0 +1,240 @@
+//! `alluvium volume serve`: a server of volumes.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use alluvium_coordination::{
+    Coordination, Host, HostOptions, Limits, RedbCoordination, SystemClock,
+};
+use alluvium_device::{Access, OpenOptions, SharedDevice};
+use alluvium_volume::net::NetLimits;
+use alluvium_volume::serve::{ServeError, ServeOptions, Server};
+use alluvium_volume::shard::Apply;
+use clap::{Args, ValueEnum};
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+
+use super::metrics::VolumeCollector;
+use super::{ClusterArgs, runtime};
+use crate::address::Address;
+use crate::admin::{Admin, Condition, Health};
+use crate::output::Failure;
+use crate::progress::Meter;
+use crate::serve::Signals;
+use crate::units::Size;
+
+/// Serve volumes: one of the servers of a cluster, with a write-ahead log and a store of its own.
+///
+/// A new server formats its two devices, if they are empty, and registers itself. Three servers
+/// are the least that a volume needs. One of them hosts the coordination service
+/// (--coordination-file). Exit codes: 0 stopped; 1 failed; 2 wrong usage; 3 the log or the store
+/// failed while serving.
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    cluster: ClusterArgs,
+    /// Host the coordination service at --coordination, with its data in this file, which is
+    /// created if it does not exist. Exactly one server of a cluster does.
+    #[arg(long, value_name = "FILE")]
+    coordination_file: Option<PathBuf>,
+    /// Write-ahead log: a raw block device, or a file. Nothing else may use it.
+    #[arg(long, value_name = "PATH")]
+    wal: PathBuf,
+    /// Size of a write-ahead log that is a new file.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    wal_capacity: Size,
+    /// Store of the blocks: a raw block device, or a file. Nothing else may use it.
+    #[arg(long, value_name = "PATH")]
+    store: PathBuf,
+    /// Size of a store that is a new file.
+    #[arg(long, value_name = "SIZE", default_value = "10GiB")]
+    store_capacity: Size,
+    /// Address for other servers and for gateways; port 0 selects a free one.
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7420")]
+    listen: Address,
+    /// Where others reach that address. Default: the address itself.
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
+    /// Listen beyond loopback. There is no encryption and no authentication: every machine that
+    /// reaches the port can read and write all volumes.
+    #[arg(long)]
+    allow_plaintext_network: bool,
+    /// When a write is answered.
+    #[arg(long, value_enum, default_value_t = ApplyArg::Deferred)]
+    apply: ApplyArg,
+    /// Memory for entries that a slow replica may still need.
+    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
+    entry_memory: Size,
+    /// Memory for blocks that are not written to the store yet.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    overlay_memory: Size,
+    /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz).
+    /// Default: none.
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics_listen: Option<Address>,
+    /// Log level, or a list of target=level.
+    #[arg(long, env = "ALLUVIUM_LOG", value_name = "FILTER", default_value = "info")]
+    log: String,
+}
+
+/// When a write is answered.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ApplyArg {
+    /// When a majority has it durably in its log; the store follows without a flush.
+    Deferred,
+    /// When it is durable in the leader's store, too: for disks whose flushes are cheap.
+    Dsync,
+}
+
+impl ServeArgs {
+    pub(super) fn log(&self) -> &str {
+        &self.log
+    }
+}
+
+/// Serves until a signal stops it, or the log or the store fails.
+///
+/// # Errors
+/// Invalid options; a device or a port cannot be opened; the server does not open; its log or its
+/// store failed while serving.
+pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
+    let Address(listen) = args.listen;
+    if !alluvium_volume::serve::may_listen(listen, args.allow_plaintext_network) {
+        return Err(Failure::Usage(format!(
+            "listen is {listen}, which is reachable from the network, and the protocol has no \
+             encryption: use a loopback address, or give --allow-plaintext-network if every \
+             machine that reaches it is trusted"
+        )));
+    }
+    let runtime = runtime()?;
+    let health = Health::new();
+    let admin = match args.metrics_listen {
+        Some(Address(listen)) => Some(runtime.block_on(Admin::start(listen, health.clone()))?),
+        None => None,
+    };
+    let log = open_device(&args.wal, args.wal_capacity, "write-ahead log")?;
+    let store = open_device(&args.store, args.store_capacity, "store")?;
+    let served = runtime.block_on(serve(args, log, store, admin, &health));
+    runtime.shutdown_background();
+    served
+}
+
+async fn serve(
+    args: ServeArgs,
+    log: SharedDevice,
+    store: SharedDevice,
+    admin: Option<Admin>,
+    health: &Arc<Health>,
+) -> Result<(), Failure> {
+    let Address(listen) = args.listen;
+    let mut signals = Signals::install()?;
+    let (service, host) = coordination(&args).await?;
+    let failed = |error| Failure::Failed(format!("cannot listen on {listen} (--listen): {error}"));
+    let listener = TcpListener::bind(listen).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    let options = ServeOptions {
+        cluster: args.cluster.cluster.clone(),
+        log,
+        log_options: alluvium_wal::Options::default(),
+        store,
+        apply: match args.apply {
+            ApplyArg::Deferred => Apply::Deferred,
+            ApplyArg::Dsync => Apply::Dsync,
+        },
+        entry_cache_bytes: bytes(args.entry_memory),
+        overlay_bytes: bytes(args.overlay_memory),
+        limits: NetLimits::default(),
+        advertised: args.advertise.clone().unwrap_or_else(|| address.to_string()),
+    };
+    health.begin("recovering the replicas");
+    let meter = Meter::new("reading the store");
+    let shown = meter.callback();
+    let progress = move |_: &'static str, done, all| shown(done, all);
+    let keys = args.cluster.keys()?;
+    let server = Server::open(options, service, keys, progress).await.map_err(Failure::new)?;
+    drop(meter);
+    health.watch(|| Condition::Ok);
+    if let Some(admin) = &admin {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(VolumeCollector::new(server.view())));
+        admin.publish(registry);
+    }
+    health.serving();
+    tracing::info!("volume server {} is ready: on {address}", server.id());
+    let stop = server.stop_handle();
+    let stopping = health.clone();
+    tokio::spawn(async move {
+        let name = signals.next().await;
+        tracing::info!("{name}: stopping");
+        stopping.stopping();
+        signals.end_on_second();
+        stop.stop();
+    });
+    let ended = server.run(listener).await;
+    if let Some(host) = host {
+        host.shutdown().await;
+    }
+    if let Some(admin) = admin {
+        admin.shutdown().await;
+    }
+    match ended {
+        Ok(()) => {
+            tracing::info!("stopped");
+            Ok(())
+        }
+        Err(error @ ServeError::Failed(_)) => Err(Failure::WalFailed(error.to_string())),
+        Err(error) => Err(Failure::new(error)),
+    }
+}
+
+/// The coordination service: hosted by this process, or that of another one.
+async fn coordination(args: &ServeArgs) -> Result<(Arc<dyn Coordination>, Option<Host>), Failure> {
+    let Some(file) = args.coordination_file.clone() else {
+        return Ok((args.cluster.remote(), None));
+    };
+    let address = &args.cluster.coordination;
+    let resolved = tokio::net::lookup_host(address).await.ok().and_then(|mut it| it.next());
+    let Some(address) = resolved else {
+        return Err(Failure::Usage(format!("--coordination {address} is not an address")));
+    };
+    let opened = tokio::task::spawn_blocking(move || {
+        RedbCoordination::open(&file, Limits::default(), Arc::new(SystemClock::default()))
+    });
+    let service = Arc::new(opened.await.map_err(Failure::new)?.map_err(Failure::new)?);
+    let options = HostOptions {
+        allow_plaintext_network: args.allow_plaintext_network,
+        ..HostOptions::new(&args.cluster.cluster)
+    };
+    let host = Host::bind(address, service.clone(), options).await.map_err(Failure::new)?;
+    Ok((service, Some(host)))
+}
+
+/// Opens a device, or creates a file and writes it in full.
+fn open_device(path: &Path, capacity: Size, what: &str) -> Result<SharedDevice, Failure> {
+    let create = !path.exists();
+    if create {
+        tracing::info!("creating {}: {capacity}, written in full", path.display());
+    }
+    let meter = Meter::new(format!("pre-writing {}", path.display()));
+    let options = OpenOptions {
+        access: Access::Exclusive,
+        create_bytes: create.then_some(capacity.bytes),
+        progress: Some(meter.callback()),
+        io_depth: 32,
+        ..OpenOptions::default()
+    };
+    let device = alluvium_device::open(path, &options)?;
+    let geometry = device.geometry();
+    tracing::info!(
+        "{what}: {}, a {} of {}, by {}",
+        geometry.name,
+        if geometry.block_device { "block device" } else { "file" },
+        Size { bytes: geometry.capacity_bytes },
+        geometry.engine,
+    );
+    Ok(device)
+}
+
+fn bytes(size: Size) -> usize {
+    usize::try_from(size.bytes).unwrap_or(usize::MAX)
+}
