@@ -163,7 +163,12 @@ impl Server {
             service: Arc::clone(&service),
             keys: Arc::clone(&keys),
         };
-        let net = Arc::new(Net::new(local, options.limits, Arc::new(sink)));
+        // Entries in the cache and blocks in the overlay are slices of received buffers, which count
+        // as a whole while one of them is kept.
+        let kept_bytes = 2 * (options.entry_cache_bytes + options.overlay_bytes);
+        let entry_bytes = options.limits.entry_bytes + kept_bytes;
+        let limits = NetLimits { entry_bytes, ..options.limits };
+        let net = Arc::new(Net::new(local, limits, Arc::new(sink)));
         let directory = Arc::new(Mutex::new(Directory::default()));
         let addresses: Arc<Mutex<HashMap<ServerId, String>>> = Arc::default();
         let (notices, received) = mpsc::unbounded_channel();
