@@ -298,6 +298,8 @@ impl Disk for WrongDisk {
         match at {
             0 => Ok(Vec::new()),
             1 => Ok(vec![extent(0); 3]),
+            // Not wrong, but not merged.
+            3 => Ok(vec![extent(10), extent(0), extent(20)]),
             _ => Ok((0..max_extents as u64 + 9).map(|_| extent(u64::MAX)).collect()),
         }
     }
@@ -317,6 +319,8 @@ async fn wrong_results_of_a_disk_become_errors() {
             assert_eq!(client.ask(Command::BlockStatus, 0, 1, 512).await.error(), 5);
             let status = client.ask(Command::BlockStatus, 0, 2, 512).await;
             assert_eq!(status.extents, [(512, 3)]);
+            let status = client.ask(Command::BlockStatus, 0, 3, 512).await;
+            assert_eq!(status.extents, [(30, 3)]);
         }
     }
 }
@@ -482,6 +486,38 @@ async fn a_client_that_stops_inside_a_request_is_disconnected() {
         assert!(began.elapsed() <= Duration::from_secs(30));
         assert_eq!(value(&bench.counters().stalled_connections), 1);
         assert_eq!(value(&bench.counters().bytes_in_flight), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_header_that_arrives_byte_by_byte_is_not_waited_for() {
+    let bench = bench();
+    let (mut client, serving) = bench.connect(true).await;
+    let request = Request { flags: 0, kind: 0, cookie: 1, at: 0, len: 1 };
+    let began = Instant::now();
+    for byte in request.encode() {
+        if client.stream.write_all(&[byte]).await.is_err() {
+            break;
+        }
+        sleep(Duration::from_secs(2)).await;
+    }
+    serving.await.unwrap();
+    assert!(began.elapsed() <= Duration::from_secs(32));
+    assert_eq!(value(&bench.counters().stalled_connections), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_receives_slowly_stays_connected() {
+    let bench = bench();
+    bench.disk.memory.write(0, Bytes::from(pattern(MIB as usize))).await.unwrap();
+    let (mut client, _) = bench.connect(true).await;
+    for _ in 0..5 {
+        client.send(Command::Read, 0, 0, MIB as u32, &[]).await;
+    }
+    // Each MiB has the time anew.
+    for _ in 0..5 {
+        sleep(Duration::from_secs(20)).await;
+        assert_eq!(client.outcome().await.expect("it is connected").error(), 0);
     }
 }
 
@@ -659,7 +695,8 @@ async fn a_disk_that_does_not_answer_delays_a_removal_by_the_grace_only() {
         let began = Instant::now();
         let removing = tokio::spawn(bench.exports.remove("disk"));
         let sending = tokio::spawn(async move {
-            while keeps_sending && client.ask(Command::Read, 0, 0, 1).await.error() == 108 {
+            let request = Request { flags: 0, kind: 0, cookie: 1, at: 0, len: 1 }.encode();
+            while keeps_sending && client.stream.write_all(&request).await.is_ok() {
                 sleep(Duration::from_secs(1)).await;
             }
             client
