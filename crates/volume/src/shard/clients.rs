@@ -9,6 +9,7 @@ use raft::eraftpb::{Entry, Message, MessageType};
 use super::replica::{Replica, Waiting};
 use super::{Output, Shard, ShardFailure};
 use crate::op::{BlockOp, Change, Op, OpError};
+use crate::raft::entry_bytes;
 use crate::request::{
     Answer, ErrorCode, MAX_READ_BLOCKS, MAX_STATUS_ROWS, OpAnswer, ReadAnswer, ReadRequest,
     ReplicaStatus, Request, RequestError, StatusAnswer,
@@ -74,8 +75,9 @@ impl Shard {
             let text = "half of the write-ahead log is in use";
             return Err(RequestError { retry_after_ms: BUSY_MS, ..error(ErrorCode::Busy, text) });
         }
-        if replica.proposed_bytes + bytes > self.options.proposal_bytes
-            || replica.unapplied_bytes(replica.last_index()) > self.options.proposal_bytes
+        // Also those of earlier leaders: a follower accepts little more than a leader may have.
+        let waits_bytes = replica.unapplied_bytes(replica.last_index()) + replica.proposals.bytes;
+        if (waits_bytes > 0 && waits_bytes + bytes > self.options.proposal_bytes)
             || self.store.overlay_bytes() > self.options.overlay_bytes
         {
             let text = "too many ops of the group wait";
@@ -85,7 +87,9 @@ impl Shard {
         let replica = self.replicas.get_mut(&group).expect("looked up above");
         let entry =
             Entry { data: op.encode_head().into(), context: op.blocks(), ..Entry::default() };
-        replica.proposed_bytes += bytes;
+        let bytes = entry_bytes(&entry);
+        self.accepted_bytes += bytes;
+        replica.proposals.bytes += bytes;
         replica.proposals.entries.push(entry);
         replica.proposals.tickets.push(ticket);
         self.proposing.insert(group);
@@ -343,7 +347,6 @@ impl Replica {
             for ticket in proposals.tickets {
                 out.answers.push((ticket, Err(self.not_leader())));
             }
-            self.proposed_bytes = 0;
             return;
         }
         for (index, ticket) in (first..).zip(proposals.tickets) {
@@ -353,9 +356,8 @@ impl Replica {
 
     /// The ticket of the client that waits for an entry, which is applied now. If another entry is
     /// at its index, the client is refused.
-    pub(super) fn answered(&mut self, at: Position, bytes: usize, out: &mut Output) -> Option<u64> {
+    pub(super) fn answered(&mut self, at: Position, out: &mut Output) -> Option<u64> {
         let waiting = self.waiting.remove(&at.index)?;
-        self.proposed_bytes = self.proposed_bytes.saturating_sub(bytes);
         if waiting.term == at.term {
             return Some(waiting.ticket);
         }
@@ -368,7 +370,6 @@ impl Replica {
     pub(super) fn refuse_waiting(&mut self, out: &mut Output) {
         let proposed = std::mem::take(&mut self.proposals).tickets;
         let waiting = std::mem::take(&mut self.waiting).into_values();
-        self.proposed_bytes = 0;
         for ticket in waiting.map(|waiting| waiting.ticket).chain(proposed) {
             out.answers.push((ticket, Err(self.not_leader())));
         }

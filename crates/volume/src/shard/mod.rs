@@ -59,7 +59,8 @@ pub struct ShardOptions {
     pub entry_cache_bytes: usize,
     /// Memory for blocks that have not landed, in bytes. Above it nothing is applied.
     pub overlay_bytes: usize,
-    /// Proposals of a group that are not applied, in bytes. Above it ops are refused.
+    /// Proposals of a group that are not applied, in bytes. Above it ops are refused. At most 1/32
+    /// of the ring is used, so that each group can be carried forward.
     pub proposal_bytes: usize,
     /// Greatest length of a record with several entries, in bytes.
     pub record_bytes: usize,
@@ -275,6 +276,9 @@ pub struct Shard {
     checkpoint: Checkpointing,
     /// Groups whose raft may have something to hand out.
     dirty: BTreeSet<GroupId>,
+    /// Bytes of the entries that were accepted since the last readies: they are not in the log, nor
+    /// in the queue in front of it.
+    accepted_bytes: usize,
     /// Groups with ops that raft has not been given yet.
     proposing: BTreeSet<GroupId>,
     /// Groups that pull blocks.

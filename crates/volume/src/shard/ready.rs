@@ -40,6 +40,7 @@ impl Shard {
             message.entries.clear();
             self.counters.refused_appends += 1;
         }
+        let entries_bytes: usize = message.entries.iter().map(entry_bytes).sum();
         let raft_log = &replica.raft.raft.raft_log;
         let receiver = Receiver {
             term_at: &|index| {
@@ -63,6 +64,7 @@ impl Shard {
             Check::Drop => {}
             Check::Step => {
                 let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
+                self.accepted_bytes += entries_bytes;
                 replica.step_raft(message);
                 if is_snapshot {
                     self.snapshot_stepped(group, out);
@@ -77,10 +79,11 @@ impl Shard {
         }
     }
 
-    /// Whether more than `numerator` / `denominator` of the ring are in use.
+    /// Whether more than `numerator` / `denominator` of the ring are in use, or will be when what
+    /// was accepted is in the log. A process that was stopped accepts much in one pass.
     pub(super) fn ring_is_above(&self, numerator: u64, denominator: u64) -> bool {
         let stats = self.log.wal().stats();
-        let used_bytes = stats.used_bytes + self.log.queued_bytes() as u64;
+        let used_bytes = stats.used_bytes + (self.log.queued_bytes() + self.accepted_bytes) as u64;
         used_bytes > stats.ring_bytes / denominator * numerator
     }
 
@@ -100,6 +103,7 @@ impl Shard {
             }
             self.offer_pulls(group, out);
         }
+        self.accepted_bytes = 0;
         is_busy
     }
 
@@ -274,7 +278,6 @@ impl Shard {
                 .apply(group, op.volume, op.layer, op.range, content, at.index)
                 .expect("there are enough slots");
         }
-        let op_bytes = entry.data.len() + entry.context.len();
         let bytes = entry_bytes(entry);
         replica.to_apply.pop_front();
         replica.applied_entry(at, op.as_ref());
@@ -282,7 +285,7 @@ impl Shard {
         out.applied.push(super::AppliedEntry { group, at, op: op.clone() });
         self.cache.push_back((group, at.index, bytes));
         self.cache_bytes += bytes;
-        if let Some(ticket) = replica.answered(at, op_bytes, out) {
+        if let Some(ticket) = replica.answered(at, out) {
             let outcome = outcome.expect("an entry with a ticket has an op");
             counters.ops += 1;
             counters.duplicates += u64::from(outcome == Applied::Duplicate);
@@ -358,7 +361,8 @@ impl Shard {
             base: Index(0),
             standing: Standing::Creating,
         };
-        let mut replica = Replica::new(start, self.options.broken, &self.logger);
+        let ring_bytes = self.log.wal().stats().ring_bytes;
+        let mut replica = Replica::new(start, self.options.broken, ring_bytes, &self.logger);
         replica.is_replayed = true;
         let record = replica.record(HardState::default(), Position::default(), &[]);
         self.replicas.insert(group, replica);

@@ -141,15 +141,19 @@ impl Shard {
         let applied = std::mem::take(&mut walk.applied);
         let Walk { groups, cache, cache_bytes, .. } = walk;
         let now = opening.now;
+        let ring_bytes = wal.stats().ring_bytes;
+        let mut options = opening.options;
+        options.proposal_bytes = options.proposal_bytes.min((ring_bytes / 32) as usize);
         let logger = slog::Logger::root(slog::Discard, slog::o!());
         let mut shard = Self {
-            options: opening.options,
+            options,
             logger,
             replicas: BTreeMap::new(),
             log: LogWriter::new(wal),
             store,
             checkpoint: Checkpointing::new(),
             dirty: BTreeSet::new(),
+            accepted_bytes: 0,
             proposing: BTreeSet::new(),
             pulling: BTreeSet::new(),
             campaigns: BTreeSet::new(),
@@ -180,7 +184,7 @@ impl Shard {
                         out.notices.push(Notice::Created { group, peer });
                     }
                     let start = walked.start(group, peer, view.clone(), standing);
-                    let replica = Replica::new(start, broken, &shard.logger);
+                    let replica = Replica::new(start, broken, ring_bytes, &shard.logger);
                     shard.replicas.insert(group, replica);
                     shard.applying.insert(group);
                     shard.dirty.insert(group);

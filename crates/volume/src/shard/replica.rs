@@ -22,7 +22,8 @@ const ELECTION_TICKS: usize = 10;
 const HEARTBEAT_TICKS: usize = 2;
 /// Random delay of an election, in ticks.
 const ELECTION_DELAY_TICKS: u32 = 10;
-/// Bounds of raft: bytes of a message, messages to a follower in flight.
+/// Bounds of raft: bytes of a message (at most 1/64 of the ring, so that what a follower accepts can
+/// be carried forward), messages to a follower in flight.
 const MESSAGE_BYTES: u64 = 1 << 20;
 const MESSAGES_IN_FLIGHT: usize = 64;
 /// Committed entries that raft hands out at a time, in bytes.
@@ -72,6 +73,8 @@ pub(super) struct Waiting {
 pub(super) struct Proposals {
     pub(super) entries: Vec<Entry>,
     pub(super) tickets: Vec<u64>,
+    /// Memory of the entries.
+    pub(super) bytes: usize,
 }
 
 /// A pull in progress.
@@ -158,8 +161,6 @@ pub(super) struct Replica {
     /// meanwhile, since its applied index lies below the first index of its log.
     pub(super) install: Option<Install>,
     pub(super) proposals: Proposals,
-    /// Bytes of the proposals that are not applied.
-    pub(super) proposed_bytes: usize,
     pub(super) waiting: BTreeMap<Index, Waiting>,
     /// Whether a record of the commit index is due at a time in the shard's list.
     pub(super) is_lazy: bool,
@@ -191,7 +192,13 @@ pub(super) struct Start {
 }
 
 impl Replica {
-    pub(super) fn new(start: Start, broken: Broken, logger: &slog::Logger) -> Self {
+    /// A replica of a server whose log has a ring of `ring_bytes`.
+    pub(super) fn new(
+        start: Start,
+        broken: Broken,
+        ring_bytes: u64,
+        logger: &slog::Logger,
+    ) -> Self {
         let Start {
             group,
             peer,
@@ -218,7 +225,7 @@ impl Replica {
             pre_vote: true,
             skip_bcast_commit: true,
             applied: applied.index.0,
-            max_size_per_msg: MESSAGE_BYTES,
+            max_size_per_msg: MESSAGE_BYTES.min(ring_bytes / 64),
             max_inflight_msgs: MESSAGES_IN_FLIGHT,
             max_committed_size_per_ready: COMMITTED_BYTES,
             ..Config::default()
@@ -248,7 +255,6 @@ impl Replica {
             target: None,
             install: None,
             proposals: Proposals::default(),
-            proposed_bytes: 0,
             waiting: BTreeMap::new(),
             is_lazy: false,
             pins: BTreeMap::new(),
