@@ -67,8 +67,6 @@ pub enum Rule {
     Window,
     /// An attachment that is sent again keeps the window.
     EqualAttach,
-    /// The floor is raised before the number is tested.
-    FloorFirst,
     /// Overlapping changes of a gateway are never in flight together.
     RangeLock,
     /// The range of a failed op stays locked until the floor has passed its number.

@@ -111,11 +111,7 @@ impl GroupState {
         if broken.is(Rule::Window) {
             return Applied::Effect;
         }
-        let outcome = match broken.is(Rule::FloorFirst) {
-            true => window.write_before_floor(op.number, op.floor()),
-            false => window.write(op.number, op.floor()),
-        };
-        match outcome {
+        match window.write(op.number, op.floor()) {
             Write::Apply => Applied::Effect,
             Write::Repeated => Applied::Duplicate,
             Write::OutOfWindow => unreachable!("the distance of an op from its floor is bounded"),

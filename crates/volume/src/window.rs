@@ -70,17 +70,6 @@ impl Window {
         if is_set { Write::Repeated } else { Write::Apply }
     }
 
-    /// As [`Window::write`], with the floor raised after the test: the order that is wrong.
-    pub(crate) fn write_before_floor(&mut self, number: Sequence, floor: Sequence) -> Write {
-        let stays = self.floor;
-        let outcome = self.write(number, stays);
-        self.raise_floor(floor);
-        match outcome {
-            Write::OutOfWindow => self.write(number, floor),
-            outcome => outcome,
-        }
-    }
-
     fn raise_floor(&mut self, floor: Sequence) {
         let steps = floor.0.saturating_sub(self.floor.0);
         if steps >= WINDOW_NUMBERS {
