@@ -31,6 +31,7 @@
 //! fuzz targets.
 #![forbid(unsafe_code)]
 
+pub mod campaign;
 #[macro_use]
 mod counts;
 pub mod fuzz;
@@ -39,13 +40,13 @@ mod old_owner;
 mod plug;
 mod resize;
 mod ring;
-mod seeds;
 mod simulation;
 mod traffic;
 pub mod volume;
 
 use std::fmt;
 
+pub use campaign::Failure;
 pub use plug::Mutation;
 
 /// The faults of the disk.
@@ -152,28 +153,14 @@ counts! {
     }
 }
 
-/// A simulation that found a defect.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// The simulation.
-    pub plan: Plan,
-    /// The defect.
-    pub what: String,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Plan { seed, profile, mutation, .. } = self.plan;
-        write!(
-            f,
-            "seed {seed}: {}\n\
-             replay: cargo run -p alluvium-sim -- --profile {profile} --seed {seed}",
-            self.what
-        )?;
-        match mutation {
-            Mutation::Sound => Ok(()),
-            mutation => write!(f, " --break {mutation}"),
+impl Plan {
+    fn failure(&self, what: String) -> Failure {
+        let Self { seed, profile, mutation, .. } = *self;
+        let mut replay = format!("cargo run -p alluvium-sim -- --profile {profile} --seed {seed}");
+        if mutation != Mutation::Sound {
+            replay += &format!(" --break {mutation}");
         }
+        Failure { seed, what, replay }
     }
 }
 
@@ -186,7 +173,7 @@ pub fn run_seed(seed: u64) -> Result<Outcome, Failure> {
 pub fn run(plan: Plan) -> Result<Outcome, Failure> {
     simulation::Simulation::new(plan)
         .and_then(simulation::Simulation::run)
-        .map_err(|what| Failure { plan, what })
+        .map_err(|what| plan.failure(what))
 }
 
 /// Runs the seeds `start..start + count` on all processors; the first failure (by seed) ends the
@@ -206,13 +193,13 @@ pub fn campaign(
         }
         Err(found) => {
             let mut failure = failure.lock();
-            if failure.as_ref().is_none_or(|known| found.plan.seed < known.plan.seed) {
+            if failure.as_ref().is_none_or(|known| found.seed < known.seed) {
                 *failure = Some(found);
             }
             false
         }
     };
-    seeds::each(start, count, one, progress);
+    campaign::each(start, count, one, progress);
     match failure.into_inner() {
         Some(failure) => Err(failure),
         None => Ok(total.into_inner()),

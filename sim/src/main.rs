@@ -2,8 +2,8 @@
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
-use std::time::Instant;
 
+use alluvium_sim::campaign::print_progress;
 use alluvium_sim::{Mutation, Outcome, Plan, Profile, campaign, run};
 use clap::Parser;
 
@@ -49,23 +49,9 @@ fn mutation(name: &str) -> Result<Mutation, String> {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let plan = |seed, verbose| Plan { seed, profile: cli.profile, mutation: cli.mutation, verbose };
-    let started = Instant::now();
     let result = match cli.seed {
         Some(seed) => run(plan(seed, true)),
-        None => campaign(
-            cli.start,
-            cli.seeds,
-            |seed| plan(seed, false),
-            |done| {
-                if done.is_multiple_of(1000) {
-                    println!(
-                        "{done} of {} seeds, {:.1} s",
-                        cli.seeds,
-                        started.elapsed().as_secs_f64()
-                    );
-                }
-            },
-        ),
+        None => campaign(cli.start, cli.seeds, |seed| plan(seed, false), print_progress(cli.seeds)),
     };
     match result {
         Ok(outcome) => {

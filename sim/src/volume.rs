@@ -17,6 +17,7 @@
 //! | `network` | messages and streams |
 //! | `oracle` | the committed log, and the blocks and attachments that follow from it |
 //! | `environment` | network, oracle and seed |
+//! | `schedule` | where the faults are |
 //! | `client` | gateways |
 //! | `server` | a server: its disks and its shard |
 //! | `world` | the schedule |
@@ -27,12 +28,12 @@ mod environment;
 mod mutation;
 mod network;
 mod oracle;
+mod schedule;
 mod server;
 mod world;
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
@@ -42,7 +43,10 @@ use alluvium_volume::{
 };
 pub use mutation::Mutation;
 use parking_lot::Mutex;
+pub use schedule::Schedule;
 use world::World;
+
+use crate::campaign::{Failure, each};
 
 /// Servers, each with a replica of every group.
 const SERVERS: usize = 3;
@@ -51,7 +55,7 @@ const SERVERS: usize = 3;
 const GROUPS: usize = 5;
 
 /// Bytes of a write-ahead log. Small, so that it fills.
-const RING_BYTES: u64 = 1 << 20;
+const RING_BYTES: u64 = 768 << 10;
 
 fn group_id(group: usize) -> GroupId {
     GroupId(group as u64 + 1)
@@ -100,6 +104,8 @@ pub struct Plan {
     pub seed: u64,
     /// Steps before everything is repaired and has to converge.
     pub steps: u64,
+    /// Where the faults are; `None` if the seed determines that.
+    pub schedule: Option<Schedule>,
     /// The broken rule.
     pub mutation: Mutation,
     /// Print each event to standard error.
@@ -131,6 +137,10 @@ counts! {
         power_cuts,
         /// Kills of a server's process.
         kills,
+        /// Servers that ended because a device has failed.
+        failed_devices,
+        /// Processes that were stopped for a while.
+        stopped,
         /// Leaders elected.
         elections,
         /// Completed checkpoints.
@@ -159,35 +169,25 @@ impl Outcome {
     }
 }
 
-/// A simulation that has found a defect.
-#[derive(Clone, Debug)]
-pub struct Failure {
-    /// The simulation.
-    pub plan: Plan,
-    /// The defect.
-    pub what: String,
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Plan { seed, steps, mutation, .. } = self.plan;
-        write!(
-            f,
-            "seed {seed}: {}\n\
-             replay: cargo run -p alluvium-sim --bin volume -- --steps {steps} --seed {seed}",
-            self.what
-        )?;
-        match mutation {
-            Mutation::Sound => Ok(()),
-            mutation => write!(f, " --mutation {mutation}"),
+impl Plan {
+    fn failure(&self, what: String) -> Failure {
+        let Self { seed, steps, schedule, mutation, .. } = *self;
+        let mut replay =
+            format!("cargo run -p alluvium-sim --bin volume -- --steps {steps} --seed {seed}");
+        if let Some(schedule) = schedule {
+            replay += &format!(" --schedule {schedule}");
         }
+        if mutation != Mutation::Sound {
+            replay += &format!(" --break {mutation}");
+        }
+        Failure { seed, what, replay }
     }
 }
 
 /// Runs one simulation. Returns its counts and the digest of its events, which is the same whenever
 /// the plan is.
 pub fn run(plan: Plan) -> Result<(Outcome, u64), Failure> {
-    quietly(|| World::new(plan).run(plan.steps)).map_err(|what| Failure { plan, what })
+    quietly(|| World::new(plan).run(plan.steps)).map_err(|what| plan.failure(what))
 }
 
 /// The result of a campaign.
@@ -214,9 +214,9 @@ pub fn campaign(
         }
         true
     };
-    crate::seeds::each(start, count, one, progress);
+    each(start, count, one, progress);
     let mut report = report.into_inner();
-    report.failures.sort_by_key(|failure| failure.plan.seed);
+    report.failures.sort_by_key(|failure| failure.seed);
     report
 }
 

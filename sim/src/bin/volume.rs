@@ -2,9 +2,9 @@
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
-use std::time::Instant;
 
-use alluvium_sim::volume::{Mutation, Plan, campaign, run};
+use alluvium_sim::campaign::print_progress;
+use alluvium_sim::volume::{Mutation, Plan, Schedule, campaign, run};
 use clap::Parser;
 
 /// Seeds that run twice, to show that a seed replays.
@@ -22,24 +22,43 @@ struct Cli {
     seeds: u64,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
-    first: u64,
+    start: u64,
     /// Steps of each seed.
     #[arg(long, default_value_t = 12_000)]
     steps: u64,
     /// Replay only this seed and print each event.
     #[arg(long)]
     seed: Option<u64>,
-    /// Break a rule of the protocol; the campaign then fails if no seed finds it. A wrong name
-    /// lists all mutations.
-    #[arg(long, default_value_t = Mutation::Sound)]
+    /// Where all seeds put the faults. By default each seed draws one of these.
+    #[arg(long)]
+    schedule: Option<Schedule>,
+    /// Break a rule of the protocol; the campaign then fails if no seed finds it.
+    #[arg(long = "break", value_name = "MUTATION", default_value_t = Mutation::Sound)]
     mutation: Mutation,
+}
+
+impl Cli {
+    fn plan(&self, seed: u64, verbose: bool) -> Plan {
+        let Self { steps, schedule, mutation, .. } = *self;
+        Plan { seed, steps, schedule, mutation, verbose }
+    }
+
+    /// Checks that the first seeds do the same when they run again.
+    fn replays(&self) -> bool {
+        let digest = |seed| run(self.plan(seed, false)).map(|(_, digest)| digest).ok();
+        let mut seeds = self.start..self.start + self.seeds.min(REPLAYED);
+        let differs = seeds.find(|seed| digest(*seed) != digest(*seed));
+        if let Some(seed) = differs {
+            eprintln!("seed {seed} does not replay");
+        }
+        differs.is_none()
+    }
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let plan = |seed, verbose| Plan { seed, steps: cli.steps, mutation: cli.mutation, verbose };
     if let Some(seed) = cli.seed {
-        return match run(plan(seed, true)) {
+        return match run(cli.plan(seed, true)) {
             Ok((outcome, digest)) => {
                 println!("no failure, digest {digest:016x}: {outcome:#?}");
                 ExitCode::SUCCESS
@@ -50,20 +69,11 @@ fn main() -> ExitCode {
             }
         };
     }
-    let started = Instant::now();
-    if cli.mutation == Mutation::Sound && !replays(&cli, plan) {
+    if cli.mutation == Mutation::Sound && !cli.replays() {
         return ExitCode::FAILURE;
     }
-    let report = campaign(
-        cli.first,
-        cli.seeds,
-        |seed| plan(seed, false),
-        |done| {
-            if done.is_multiple_of(1000) {
-                println!("{done} of {} seeds, {:.1} s", cli.seeds, started.elapsed().as_secs_f64());
-            }
-        },
-    );
+    let plan = |seed| cli.plan(seed, false);
+    let report = campaign(cli.start, cli.seeds, plan, print_progress(cli.seeds));
     for failure in report.failures.iter().take(PRINTED) {
         eprintln!("{failure}");
     }
@@ -75,15 +85,4 @@ fn main() -> ExitCode {
     } else {
         ExitCode::SUCCESS
     }
-}
-
-/// Checks that the first seeds do the same when they run again.
-fn replays(cli: &Cli, plan: impl Fn(u64, bool) -> Plan) -> bool {
-    let digest = |seed| run(plan(seed, false)).map(|(_, digest)| digest).ok();
-    let seeds = cli.first..cli.first + cli.seeds.min(REPLAYED);
-    let differs = seeds.into_iter().find(|seed| digest(*seed) != digest(*seed));
-    if let Some(seed) = differs {
-        eprintln!("seed {seed} does not replay");
-    }
-    differs.is_none()
 }

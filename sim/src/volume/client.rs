@@ -151,16 +151,17 @@ impl Clients {
 
     // -- Ops
 
-    /// A new op of a volume, or an attachment that is not acknowledged yet.
+    /// A new op of a volume from block `first` on, or an attachment that is not acknowledged yet.
     pub(super) fn write(
         &mut self,
         group: usize,
+        first: usize,
         only_discards: bool,
         environment: &mut Environment,
     ) {
         let mutation = environment.mutation;
         let random = &mut environment.random;
-        let (first, count) = (random.index(BLOCKS), 1 + random.index(3));
+        let count = 1 + random.index(3);
         let kind = if only_discards { 0 } else { random.below(20) };
         let at = self.current[group];
         if !self.gateways[at].is_attached {
@@ -411,13 +412,6 @@ impl Clients {
             | ErrorCode::UnknownGroup
             | ErrorCode::NotAttached => {}
             _ => panic!("an unexpected error: {error}"),
-        }
-    }
-
-    /// Forgets the requests that a server has not answered.
-    pub(super) fn forget(&mut self, tickets: impl IntoIterator<Item = u64>) {
-        for ticket in tickets {
-            self.sent.remove(&ticket);
         }
     }
 

@@ -24,6 +24,8 @@ struct Model {
     effects: BTreeMap<(u64, u64), u64>,
     /// The index at which each attachment took effect.
     attachments: BTreeMap<(u64, u32), u64>,
+    /// The greatest number of the attachment that counts that has changed each block.
+    newest: [u64; BLOCKS],
     /// The values of each block, each with the index from which it holds.
     versions: [Vec<(u64, Value)>; BLOCKS],
     /// The index below which no client may see a block any more.
@@ -36,6 +38,7 @@ impl Model {
             Op::Attach(Attach { epoch, nonce, .. }) if epoch.0 > self.epoch => {
                 (self.epoch, self.nonce, self.floor) = (epoch.0, *nonce, 1);
                 self.done.clear();
+                self.newest = [0; BLOCKS];
                 self.attachments.insert((epoch.0, *nonce), index);
             }
             Op::Blocks(op) if op.epoch.0 == self.epoch => {
@@ -48,6 +51,9 @@ impl Model {
                 assert_eq!(before, None, "TWICE: op {number} of attachment {}", self.epoch);
                 let value = value_of(op);
                 for block in blocks_of(&op.range) {
+                    // A gateway sends overlapping ops one after the other.
+                    let newest = std::mem::replace(&mut self.newest[block], number);
+                    assert!(newest < number, "ORDER: op {number} after {newest} at block {block}");
                     self.versions[block].push((index, value));
                 }
             }
@@ -58,13 +64,15 @@ impl Model {
     /// The index of the oldest version of a block with a value that holds at some index between
     /// `from` and `to`.
     fn version(&self, block: usize, value: Value, from: u64, to: u64) -> Option<u64> {
-        let mut versions = vec![(0, Value::Absent)];
-        versions.extend(&self.versions[block]);
-        let ends = versions[1..].iter().map(|(next, _)| next - 1).chain([u64::MAX]);
-        let spans = versions.iter().zip(ends);
-        let mut matching =
-            spans.filter(|((start, found), end)| *found == value && *start <= to && *end >= from);
-        matching.next().map(|((start, _), _)| *start)
+        let versions = &self.versions[block];
+        // From the newest version that holds at or below `to` back to the one that holds at `from`.
+        let above = versions.partition_point(|(start, _)| *start <= to);
+        let below = versions.partition_point(|(start, _)| *start <= from);
+        let at = |version: usize| match version {
+            0 => (0, Value::Absent),
+            version => versions[version - 1],
+        };
+        (below..=above).map(at).find(|(_, found)| *found == value).map(|(start, _)| start)
     }
 
     fn at(&self, block: usize, index: u64) -> Value {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use alluvium_device::sim::{Mode, SimDisk, SimOptions};
+use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
 use alluvium_volume::shard::{Input, Notice, Opening, Output, Recovered, Shard, ShardOptions};
 use alluvium_volume::store::{Owner, Store};
 use alluvium_volume::{GroupId, GroupView, PeerId, PullFrame, ServerId};
@@ -13,6 +13,9 @@ use uuid::Uuid;
 use super::environment::Environment;
 use super::network::{ClientMessage, Envelope, Stream};
 use super::{GROUPS, Outcome, RING_BYTES, group_id, peer_id, server_id, view};
+
+/// Greatest length of a record with several entries. Few ops, so that many readies are split.
+pub(super) const RECORD_BYTES: usize = 8 << 10;
 
 const CLUSTER: &str = "simulation";
 
@@ -30,9 +33,14 @@ pub(super) struct Server {
     log_disk: SimDisk,
     store_disk: SimDisk,
     store_id: Uuid,
+    entry_cache_bytes: usize,
     /// The replicas that the registry records as created.
     created: BTreeSet<GroupId>,
     running: Option<Running>,
+    /// The process gets no turns (SIGSTOP).
+    is_stopped: bool,
+    /// A device fails its writes or flushes.
+    has_fault: bool,
     clock: u64,
     /// Counters of the processes that have ended.
     outcome: Outcome,
@@ -42,19 +50,25 @@ pub(super) struct Server {
 struct Running {
     shard: Shard,
     inbox: VecDeque<Input>,
-    /// Tickets of the requests that were delivered and are not answered.
-    tickets: BTreeSet<u64>,
+}
+
+/// A device of a server.
+#[derive(Clone, Copy)]
+pub(super) enum Device {
+    Log,
+    Store,
 }
 
 impl Server {
-    pub(super) fn new(index: usize, seed: u64, store_bytes: u64) -> Self {
+    /// A server with empty disks, whose entries take at most `entry_cache_bytes` of memory.
+    pub(super) fn new(index: usize, seed: u64, store_bytes: u64, entry_cache_bytes: usize) -> Self {
         let disk = |number: u64, capacity_bytes| {
             let seed = seed.wrapping_mul(31).wrapping_add(2 * index as u64 + number);
             SimDisk::new(SimOptions { capacity_bytes, seed, ..SimOptions::default() })
         };
         let log_disk = disk(2, RING_BYTES + (64 << 10));
         let store_disk = disk(3, store_bytes);
-        let options = FormatOptions { window_bytes: Some(256 << 10), ..FormatOptions::default() };
+        let options = FormatOptions { window_bytes: Some(128 << 10), ..FormatOptions::default() };
         let header = Wal::format(&log_disk.device(), &options).expect("an empty disk is formatted");
         let store_id = Uuid::from_u128(index as u128 + 1);
         let owner = Owner {
@@ -71,8 +85,11 @@ impl Server {
             log_disk,
             store_disk,
             store_id,
+            entry_cache_bytes,
             created: BTreeSet::new(),
             running: None,
+            is_stopped: false,
+            has_fault: false,
             clock: 0,
             outcome: Outcome::default(),
         }
@@ -80,18 +97,18 @@ impl Server {
 
     pub(super) fn open(&mut self, environment: &mut Environment) {
         assert!(self.running.is_none(), "the server is running");
+        environment.trace.event("open", &[("server", self.index as u64)]);
         let log_options = Options {
-            window_bytes: 512 << 10,
+            window_bytes: 240 << 10,
             block_bytes: 32 << 10,
-            max_record_bytes: 200 << 10,
+            max_record_bytes: 80 << 10,
             io_depth: 4,
             ..Options::default()
         };
         let options = ShardOptions {
-            entry_cache_bytes: 24 << 10,
+            entry_cache_bytes: self.entry_cache_bytes,
             overlay_bytes: 256 << 10,
-            proposal_bytes: 64 << 10,
-            record_bytes: 16 << 10,
+            record_bytes: RECORD_BYTES,
             store_queue_depth: 4,
             reserved_slots: 5,
             progress_ms: 3_000,
@@ -128,7 +145,7 @@ impl Server {
         }
         self.log_disk.set_mode(Mode::Queued);
         self.store_disk.set_mode(Mode::Queued);
-        self.running = Some(Running { shard, inbox: VecDeque::new(), tickets: BTreeSet::new() });
+        self.running = Some(Running { shard, inbox: VecDeque::new() });
         for notice in notices {
             self.notice(notice);
         }
@@ -145,8 +162,10 @@ impl Server {
         }
     }
 
-    /// Ends the process. Returns the tickets of the requests that it has not answered.
-    pub(super) fn end(&mut self, end: End) -> BTreeSet<u64> {
+    /// Ends the process, if it runs.
+    pub(super) fn end(&mut self, end: End, environment: &mut Environment) {
+        let name = if end == End::PowerCut { "power cut" } else { "kill" };
+        environment.trace.event(name, &[("server", self.index as u64)]);
         // The disks end first: the process is not there to see its requests fail.
         let after = |disk: &SimDisk| match end {
             End::PowerCut => disk.power_cut(),
@@ -154,9 +173,40 @@ impl Server {
         };
         self.log_disk = after(&self.log_disk);
         self.store_disk = after(&self.store_disk);
-        let Some(running) = self.running.take() else { return BTreeSet::new() };
-        self.outcome.add_counters(running.shard.counters());
-        running.tickets
+        self.repair();
+        (self.has_fault, self.is_stopped) = (false, false);
+        if let Some(running) = self.running.take() {
+            self.outcome.add_counters(running.shard.counters());
+        }
+        let index = self.index;
+        environment.network.streams.retain(|stream| stream.target != index);
+    }
+
+    /// From now on a device of a running server fails its writes, or its flushes.
+    pub(super) fn fail_device(&mut self, device: Device, fails_flushes: bool) {
+        let faults = match fails_flushes {
+            true => Faults { flush_error: 1.0, ..Faults::default() },
+            false => Faults { write_error: 1.0, ..Faults::default() },
+        };
+        if self.running.is_none() {
+            return;
+        }
+        match device {
+            Device::Log => self.log_disk.set_faults(faults),
+            Device::Store => self.store_disk.set_faults(faults),
+        }
+        self.has_fault = true;
+    }
+
+    /// The devices do not fail any more. A process whose request has failed still ends.
+    pub(super) fn repair(&mut self) {
+        self.log_disk.set_faults(Faults::default());
+        self.store_disk.set_faults(Faults::default());
+    }
+
+    /// Stops the process, which gets no turns until it continues.
+    pub(super) fn set_stopped(&mut self, is_stopped: bool) {
+        self.is_stopped = is_stopped;
     }
 
     pub(super) fn outcome(&self) -> Outcome {
@@ -192,9 +242,6 @@ impl Server {
 
     pub(super) fn input(&mut self, input: Input) {
         if let Some(running) = &mut self.running {
-            if let Input::Client { ticket, .. } = &input {
-                running.tickets.insert(*ticket);
-            }
             running.inbox.push_back(input);
         }
     }
@@ -213,14 +260,18 @@ impl Server {
         self.store_disk.step()
     }
 
-    /// Does everything that can be done now.
+    /// Does everything that can be done now. A process whose device has failed ends.
     pub(super) fn turn(&mut self, environment: &mut Environment) {
-        let Some(running) = &mut self.running else { return };
+        let Some(running) = self.running.as_mut().filter(|_| !self.is_stopped) else { return };
         let mut out = Output::default();
-        running
-            .shard
-            .turn(self.clock, &mut running.inbox, &mut out)
-            .unwrap_or_else(|error| panic!("server {}: {error}", self.index));
+        if let Err(error) = running.shard.turn(self.clock, &mut running.inbox, &mut out) {
+            assert!(self.has_fault, "server {}: {error}", self.index);
+            environment.outcome.failed_devices += 1;
+            // The power is often cut before somebody starts the server again.
+            let end = if environment.random.chance(0.5) { End::PowerCut } else { End::Kill };
+            self.end(end, environment);
+            return;
+        }
         for entry in out.applied {
             environment.oracle.applied(entry);
         }
@@ -230,7 +281,6 @@ impl Server {
             network.peers.push(Envelope { from: self.index, to, message });
         }
         for (ticket, answer) in out.answers {
-            running.tickets.remove(&ticket);
             network.clients.push(ClientMessage::Answer { ticket, answer });
         }
         for (attempt, source, request) in out.pulls {

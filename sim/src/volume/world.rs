@@ -12,7 +12,8 @@ use super::client::{Clients, first_nonce};
 use super::environment::{Environment, Trace};
 use super::network::{ClientMessage, Envelope, Network};
 use super::oracle::Oracle;
-use super::server::{End, Server, broken_stream, peer_down};
+use super::schedule::Schedule;
+use super::server::{Device, End, RECORD_BYTES, Server, broken_stream, peer_down};
 use super::{GROUPS, Outcome, Plan, RING_BYTES, SERVERS, begins_attached, group_id, server_id};
 
 /// Messages in flight, above which some get lost.
@@ -21,22 +22,22 @@ const NETWORK_MESSAGES: usize = 400;
 /// Rounds within which all servers must be equal after everything is repaired.
 const CONVERGENCE_ROUNDS: usize = 4000;
 
-/// Where the schedule puts the faults.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Schedule {
-    /// Anywhere.
-    Mixed,
-    /// On installs, in the way that is hardest for them: a leader is cut off with entries of its
-    /// own, so that it comes back with a log that conflicts with the snapshot; a checkpoint is in
-    /// progress when the install begins; and the server ends before the next one completes it.
-    InterruptedInstalls,
-    /// On the ring: there are more operations, and the store of one server is slow for a while, so
-    /// that its checkpoints take long and its ring fills until it refuses entries.
-    SlowStore,
-    /// On the slots: the stores have too few for all blocks, and there are more discards.
-    FullStore,
-    /// On attachments: many, with late and repeated requests of older ones.
-    Attachments,
+/// An end of a server that is due after some steps.
+struct Cut {
+    server: usize,
+    steps: u64,
+    completes: Completes,
+}
+
+/// What the disks of a server complete before it ends.
+#[derive(Clone, Copy)]
+enum Completes {
+    /// A checkpoint, or a part of it.
+    Both,
+    /// Whatever the store has without anything new in the log.
+    Store,
+    /// A few requests of the log.
+    PartOfLog,
 }
 
 /// All servers, and what they meet.
@@ -46,19 +47,16 @@ pub(super) struct World {
     clients: Clients,
     /// The server whose store is slow now.
     slow: Option<usize>,
+    /// The process that is stopped now.
+    stopped: Option<usize>,
+    cut: Option<Cut>,
     environment: Environment,
 }
 
 impl World {
     pub(super) fn new(plan: Plan) -> Self {
         let mut random = Random::new(plan.seed);
-        let schedule = match random.below(20) {
-            0..6 => Schedule::Mixed,
-            6..12 => Schedule::InterruptedInstalls,
-            12..15 => Schedule::SlowStore,
-            15..17 => Schedule::FullStore,
-            _ => Schedule::Attachments,
-        };
+        let schedule = plan.schedule.unwrap_or_else(|| Schedule::draw(&mut random));
         let mut oracle = Oracle::new();
         for group in (0..GROUPS).filter(|group| begins_attached(*group)) {
             oracle.attached(group, 1, first_nonce(group));
@@ -72,13 +70,20 @@ impl World {
             trace: Trace::new(plan.verbose),
         };
         let store_mib = if schedule == Schedule::FullStore { 8 } else { 12 };
-        let mut servers: Vec<Server> =
-            (0..SERVERS).map(|index| Server::new(index, plan.seed, store_mib << 20)).collect();
+        let entry_cache_bytes = match schedule {
+            // Followers that were away need an install.
+            Schedule::InterruptedInstalls => 16 << 10,
+            // They get many entries at once.
+            Schedule::BetweenDisks => 96 << 10,
+            _ => 24 << 10,
+        };
+        let server = |index| Server::new(index, plan.seed, store_mib << 20, entry_cache_bytes);
+        let mut servers: Vec<Server> = (0..SERVERS).map(server).collect();
         for server in &mut servers {
             server.open(&mut environment);
         }
         let clients = Clients::new(std::array::from_fn(begins_attached));
-        Self { schedule, servers, clients, slow: None, environment }
+        Self { schedule, servers, clients, slow: None, stopped: None, cut: None, environment }
     }
 
     /// Runs the schedule, then repairs everything and checks that the servers converge. Panics if a
@@ -100,36 +105,46 @@ impl World {
     }
 
     fn step(&mut self) {
+        self.end_when_due();
         let server = self.random().index(SERVERS);
         match self.random().below(100) {
             0..24 => {
-                for _ in 0..2 * self.load() {
+                for _ in 0..3 * self.load() {
                     self.deliver_one();
                 }
             }
-            24..38 => {
-                for _ in 0..2 * self.load() {
+            24..36 => {
+                for _ in 0..3 * self.load() {
                     self.deliver_client();
                 }
             }
-            38..43 => self.deliver_frame(),
-            43..55 => drop(self.servers[server].step_log()),
-            55..67 => self.step_store(server),
-            67..75 => {
+            36..41 => self.deliver_frame(),
+            41..54 => {
+                for _ in 0..2 {
+                    self.servers[server].step_log();
+                }
+            }
+            54..66 => {
+                for _ in 0..2 {
+                    self.step_store(server);
+                }
+            }
+            66..74 => {
                 for _ in 0..2 * self.load() {
                     self.write();
                 }
             }
-            75..81 => self.clients.retry(&mut self.environment),
-            81..84 => self.read(server),
+            74..80 => self.clients.retry(&mut self.environment),
+            80..84 => self.read(server),
             84..86 => self.compare(server),
-            86..93 => self.tick(server),
-            93 => self.maybe_checkpoint(server),
-            94 => self.change_attachments(),
-            95 => match self.schedule {
-                Schedule::SlowStore => self.change_slow_store(server),
+            86..92 => self.tick(server),
+            92 => self.maybe_checkpoint(server),
+            93 => self.change_attachments(),
+            94 => match self.schedule {
+                Schedule::SlowStore | Schedule::BetweenDisks => self.change_slow_store(server),
                 _ => self.change_partition(server),
             },
+            95 => self.change_process(server),
             96 => self.maybe_end(server),
             _ => self.maybe_open(server),
         }
@@ -183,6 +198,16 @@ impl World {
         let fields = [("kind", kind), ("group", message.group.0)];
         trace.event("deliver", &fields);
         trace.event("from", &[("from", from as u64), ("to", to as u64)]);
+        if let PeerBody::Raft(message) = &message.body {
+            if message.get_snapshot().get_metadata().index > 0 {
+                self.checkpoint_before_install(to);
+            }
+            let entries = message.entries.iter();
+            let bytes: usize = entries.map(|entry| entry.data.len() + entry.context.len()).sum();
+            if bytes > RECORD_BYTES && message.commit > message.index {
+                self.cut_split_ready(to);
+            }
+        }
         self.servers[to].input(Input::Peer { server: server_id(from), message });
     }
 
@@ -247,9 +272,6 @@ impl World {
             PullFrame::End | PullFrame::Failed => drop(network.streams.swap_remove(index)),
             _ => self.servers[source].input(Input::PullReady { stream: id }),
         }
-        if frame == PullFrame::End {
-            self.checkpoint_before_install(target);
-        }
         self.servers[target].input(Input::PullFrame { attempt, group, frame });
     }
 
@@ -268,9 +290,11 @@ impl World {
     // -- Clients
 
     fn write(&mut self) {
-        let group = self.random().index(GROUPS);
+        let is_hot = self.schedule == Schedule::BetweenDisks && self.random().chance(0.7);
+        let (groups, blocks) = if is_hot { (2, 4) } else { (GROUPS, BLOCKS) };
+        let (group, first) = (self.random().index(groups), self.random().index(blocks));
         let more_discards = self.schedule == Schedule::FullStore && self.random().chance(0.4);
-        self.clients.write(group, more_discards, &mut self.environment);
+        self.clients.write(group, first, more_discards, &mut self.environment);
     }
 
     fn read(&mut self, server: usize) {
@@ -370,6 +394,32 @@ impl World {
         }
     }
 
+    /// A process is stopped or continues, or a device begins to fail.
+    fn change_process(&mut self, server: usize) {
+        let (is_changed, fails) = (self.random().chance(0.08), self.random().chance(0.02));
+        match self.stopped {
+            None if is_changed => {
+                self.stopped = Some(server);
+                self.environment.outcome.stopped += 1;
+                self.environment.trace.event("stop", &[("server", server as u64)]);
+                self.servers[server].set_stopped(true);
+            }
+            Some(stopped) if is_changed => {
+                self.stopped = None;
+                self.environment.trace.event("continue", &[("server", stopped as u64)]);
+                self.servers[stopped].set_stopped(false);
+            }
+            _ if fails => {
+                let random = self.random();
+                let device = if random.chance(0.7) { Device::Store } else { Device::Log };
+                let fails_flushes = random.chance(0.7);
+                self.environment.trace.event("device fails", &[("server", server as u64)]);
+                self.servers[server].fail_device(device, fails_flushes);
+            }
+            _ => {}
+        }
+    }
+
     fn maybe_end(&mut self, server: usize) {
         let Some(shard) = self.servers[server].shard() else { return };
         let is_installing = shard.is_installing();
@@ -377,27 +427,80 @@ impl World {
             Schedule::InterruptedInstalls if is_installing => 0.7,
             // Its ring stays full, and its next checkpoint begins with an old base.
             Schedule::SlowStore if self.slow == Some(server) => 0.4,
+            Schedule::BetweenDisks => return self.plan_cut(server),
             _ => 0.12,
         };
-        let Environment { random, network, outcome, trace, .. } = &mut self.environment;
-        if !random.chance(probability) {
+        if self.random().chance(probability) {
+            self.end(server);
+        }
+    }
+
+    /// Plans the end of a server for a moment between its disks.
+    fn plan_cut(&mut self, server: usize) {
+        if self.cut.is_some() || self.random().chance(0.6) {
             return;
         }
+        let server = self.slow.unwrap_or(server);
+        let steps = self.random().below(80);
+        let completes = match self.random().below(3) {
+            0 => Completes::Store,
+            _ => {
+                self.servers[server].input(Input::Checkpoint);
+                Completes::Both
+            }
+        };
+        self.cut = Some(Cut { server, steps, completes });
+    }
+
+    /// Plans the end of a server that gets entries for more than one record.
+    fn cut_split_ready(&mut self, server: usize) {
+        if self.schedule == Schedule::BetweenDisks && self.random().chance(0.1) {
+            let steps = self.random().below(10);
+            self.cut = Some(Cut { server, steps, completes: Completes::PartOfLog });
+        }
+    }
+
+    fn end_when_due(&mut self) {
+        let Some(cut) = &mut self.cut else { return };
+        if cut.steps > 0 {
+            cut.steps -= 1;
+            return;
+        }
+        let Cut { server, completes, .. } = *cut;
+        self.cut = None;
+        match completes {
+            Completes::Both => {
+                for _ in 0..1 + self.random().index(10) {
+                    self.complete_requests(server);
+                }
+            }
+            Completes::Store => {
+                for _ in 0..3 {
+                    while self.servers[server].step_store() {}
+                    self.servers[server].turn(&mut self.environment);
+                }
+            }
+            Completes::PartOfLog => {
+                for _ in 0..self.random().index(3) {
+                    self.servers[server].step_log();
+                }
+            }
+        }
+        self.end(server);
+    }
+
+    fn end(&mut self, server: usize) {
+        let Some(shard) = self.servers[server].shard() else { return };
+        let is_installing = shard.is_installing();
+        let Environment { random, outcome, .. } = &mut self.environment;
         let end = if random.chance(0.6) { End::PowerCut } else { End::Kill };
+        let (is_noticed, is_refused) = (random.chance(0.5), random.chance(0.5));
         match end {
             End::PowerCut => outcome.power_cuts += 1,
             End::Kill => outcome.kills += 1,
         }
         outcome.interrupted_installs += u64::from(is_installing);
-        trace.event(
-            if end == End::PowerCut { "power cut" } else { "kill" },
-            &[("server", server as u64), ("installing", u64::from(is_installing))],
-        );
-        network.streams.retain(|stream| stream.target != server);
-        let is_noticed = random.chance(0.5);
-        let is_refused = random.chance(0.5);
-        let tickets = self.servers[server].end(end);
-        self.clients.forget(tickets);
+        self.servers[server].end(end, &mut self.environment);
         if is_noticed {
             for other in (0..SERVERS).filter(|other| *other != server) {
                 self.servers[other].input(peer_down(server, is_refused));
@@ -407,13 +510,14 @@ impl World {
 
     fn maybe_open(&mut self, server: usize) {
         if !self.servers[server].is_running() && self.random().chance(0.3) {
-            self.open(server);
+            self.servers[server].open(&mut self.environment);
         }
     }
 
-    fn open(&mut self, server: usize) {
-        self.environment.trace.event("open", &[("server", server as u64)]);
-        self.servers[server].open(&mut self.environment);
+    fn open_all(&mut self) {
+        for server in self.servers.iter_mut().filter(|server| !server.is_running()) {
+            server.open(&mut self.environment);
+        }
     }
 
     // -- The end
@@ -422,10 +526,9 @@ impl World {
     /// acknowledge an op.
     fn heal(&mut self) {
         self.environment.network.heal();
-        for server in 0..SERVERS {
-            if !self.servers[server].is_running() {
-                self.open(server);
-            }
+        for server in &mut self.servers {
+            server.repair();
+            server.set_stopped(false);
         }
         self.converge();
         for group in 0..GROUPS {
@@ -459,7 +562,8 @@ impl World {
             }
             if round % 20 == 0 {
                 // A store may have no space for anything but a discard.
-                self.clients.write(group, true, &mut self.environment);
+                let first = self.random().index(BLOCKS);
+                self.clients.write(group, first, true, &mut self.environment);
                 for _ in 0..4 {
                     self.clients.retry_group(group, &mut self.environment);
                 }
@@ -469,8 +573,10 @@ impl World {
         panic!("NOT LIVE: group {group} acknowledges nothing: {}", self.state());
     }
 
-    /// Completes all requests of the disks, delivers all messages, and lets time pass.
+    /// Opens servers, completes all requests of the disks, delivers all messages, and lets time
+    /// pass.
     fn round(&mut self) {
+        self.open_all();
         for server in 0..SERVERS {
             self.complete_requests(server);
         }
