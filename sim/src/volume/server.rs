@@ -68,7 +68,7 @@ impl Server {
         };
         let log_disk = disk(2, RING_BYTES + (64 << 10));
         let store_disk = disk(3, store_bytes);
-        let options = FormatOptions { window_bytes: Some(128 << 10), ..FormatOptions::default() };
+        let options = FormatOptions { window_bytes: Some(120 << 10), ..FormatOptions::default() };
         let header = Wal::format(&log_disk.device(), &options).expect("an empty disk is formatted");
         let store_id = Uuid::from_u128(index as u128 + 1);
         let owner = Owner {
@@ -99,9 +99,9 @@ impl Server {
         assert!(self.running.is_none(), "the server is running");
         environment.trace.event("open", &[("server", self.index as u64)]);
         let log_options = Options {
-            window_bytes: 240 << 10,
+            window_bytes: 120 << 10,
             block_bytes: 32 << 10,
-            max_record_bytes: 80 << 10,
+            max_record_bytes: 52 << 10,
             io_depth: 4,
             ..Options::default()
         };

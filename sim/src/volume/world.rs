@@ -109,7 +109,7 @@ impl World {
         let server = self.random().index(SERVERS);
         match self.random().below(100) {
             0..24 => {
-                for _ in 0..3 * self.load() {
+                for _ in 0..5 * self.load() {
                     self.deliver_one();
                 }
             }
@@ -120,7 +120,7 @@ impl World {
             }
             36..41 => self.deliver_frame(),
             41..54 => {
-                for _ in 0..2 {
+                for _ in 0..3 {
                     self.servers[server].step_log();
                 }
             }
@@ -327,7 +327,7 @@ impl World {
     // -- Time and faults
 
     fn tick(&mut self, server: usize) {
-        let ms = self.random().below(150);
+        let ms = self.random().below(250);
         self.servers[server].advance_clock(ms);
     }
 
