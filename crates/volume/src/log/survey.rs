@@ -35,6 +35,9 @@ pub enum Loss {
     /// The registry records that the replica was created, and the log has no record of it.
     #[error("the log has no record of it, although it was created")]
     Missing,
+    /// The sector that is damaged may have described blocks of any replica.
+    #[error("a sector of the store is damaged")]
+    Sector,
     /// The checkpoint states another end of the replica's log.
     #[error("the log ends at index {found}, and the checkpoint states {stated}")]
     End {

@@ -104,7 +104,7 @@ impl Shard {
             server: opening.options.server,
             cluster: opening.cluster.clone(),
         };
-        let losses = losses(&opening, &survey);
+        let mut losses = losses(&opening, &survey);
         let store_options = StoreOptions {
             queue_depth: opening.options.store_queue_depth,
             durable_writes: opening.options.apply == super::Apply::Dsync,
@@ -119,6 +119,15 @@ impl Shard {
             opening.wake.clone(),
             &mut slots,
         )?;
+        if store.damaged_slots() > 0 {
+            // A block that the store lacks may be one whose sector is damaged.
+            let created = opening.replicas.iter().filter(|(_, (_, _, is_created))| *is_created);
+            let created = created.map(|(group, (peer, ..))| (*group, *peer));
+            for (group, peer) in survey.replicas.keys().copied().chain(created) {
+                let loss = Loss::Sector;
+                losses.entry((group, peer)).or_insert(LostReplica { group, peer, loss });
+            }
+        }
         let mut walk = Walk::new(&opening, &survey, &losses, &mut store);
         let mut refused = None;
         let mut visit = |record: alluvium_wal::Record| {
@@ -197,7 +206,8 @@ impl Shard {
             }
         }
         for (group, (peer, view, is_created)) in opening.replicas {
-            if !is_created && !shard.replicas.contains_key(&group) {
+            let is_new = !is_created || broken.is(Rule::CreatedOnce);
+            if is_new && !shard.replicas.contains_key(&group) {
                 shard.create(group, peer, view);
             }
         }
@@ -356,7 +366,11 @@ impl<'a> Walk<'a> {
                 }
             }
             Record::Install(Install { group, peer, barrier, .. }) => {
-                if let Some(walked) = self.walked((group, peer)) {
+                let key = (group, peer);
+                if self.lost.contains(&key) {
+                    return;
+                }
+                if let Some(walked) = self.walked(key) {
                     walked.logged.has_record = true;
                     walked.logged.barrier = walked.logged.barrier.max(barrier);
                 }
