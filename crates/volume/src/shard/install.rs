@@ -49,7 +49,7 @@ impl Shard {
         let Some(replica) = self.replicas.get_mut(&group) else { return };
         for peer in replica.memory_mut().take_wanted() {
             let last = replica.offered.get(&peer).copied();
-            if last.is_some_and(|last| self.now < last + OFFER_MS) || !replica.is_exact() {
+            if last.is_some_and(|last| self.now < last + OFFER_MS) || !replica.has_blocks() {
                 continue;
             }
             let Some(server) = replica.view.peers.get(&peer).copied() else { continue };

@@ -309,10 +309,19 @@ impl Replica {
 
     /// Whether what the replica serves equals the committed log up to its applied index.
     pub(super) fn is_exact(&self) -> bool {
-        self.takes_part()
-            && self.install.is_none()
-            && self.applied.index >= self.replay_end
-            && self.applied.index >= self.barrier
+        self.has_blocks() && self.applied.index >= self.barrier
+    }
+
+    /// Whether each block is as new as the applied index, and at most as new as the barrier: the
+    /// replica is exact but for an interrupted install. It may be the source of another one, whose
+    /// barrier is as high. Two such replicas could otherwise wait for each other forever.
+    pub(super) fn has_blocks(&self) -> bool {
+        self.takes_part() && self.install.is_none() && self.applied.index >= self.replay_end
+    }
+
+    /// The index that no block is newer than.
+    pub(super) fn newest_block(&self) -> Index {
+        self.applied.index.max(self.barrier)
     }
 
     /// Whether raft must take no message, no tick and no ready: a snapshot waits for its ready, or

@@ -1,5 +1,5 @@
-//! The source of an install: an exact replica that sends its blocks, chunk by chunk, while the
-//! group goes on. `docs/format/volume-wire.md`, section 11.
+//! The source of an install: a replica that sends its blocks, chunk by chunk, while the group goes
+//! on. `docs/format/volume-wire.md`, section 11.
 
 use super::clients::Reading;
 use super::{Output, Shard};
@@ -40,7 +40,7 @@ impl Shard {
         let PullRequest { group, target } = *request;
         let replica = self.replicas.get(&group);
         let replica = replica
-            .filter(|replica| replica.is_exact() && replica.view.peers.contains_key(&target));
+            .filter(|replica| replica.has_blocks() && replica.view.peers.contains_key(&target));
         let Some(replica) = replica else {
             out.frames.push((stream, PullFrame::Failed));
             return;
@@ -83,7 +83,7 @@ impl Shard {
             return;
         }
         let group = source.group;
-        let Some(replica) = replicas.get(&group).filter(|replica| replica.is_exact()) else {
+        let Some(replica) = replicas.get(&group).filter(|replica| replica.has_blocks()) else {
             sources.remove(&stream);
             out.frames.push((stream, PullFrame::Failed));
             return;
@@ -92,7 +92,7 @@ impl Shard {
             // Everything was read.
             let items = std::mem::take(&mut source.items);
             if !items.is_empty() {
-                let newest = replica.applied.index;
+                let newest = replica.newest_block();
                 out.frames.push((stream, PullFrame::Batch { newest, items }));
             }
             out.frames.push((stream, PullFrame::End));
@@ -117,9 +117,9 @@ impl Shard {
         let Some(source) = self.sources.get_mut(&stream) else { return };
         source.is_waiting = false;
         let group = source.group;
-        let replica = self.replicas.get(&group).filter(|replica| replica.is_exact());
+        let replica = self.replicas.get(&group).filter(|replica| replica.has_blocks());
         let (Some(replica), Ok(read)) = (replica, result) else {
-            // Not exact any more, or a block is damaged: another replica may be the source.
+            // An install has begun here, or a block is damaged: another replica may be the source.
             self.sources.remove(&stream);
             out.frames.push((stream, PullFrame::Failed));
             return;
@@ -139,7 +139,7 @@ impl Shard {
         }
         source.is_ready = false;
         let items = std::mem::take(&mut source.items);
-        out.frames.push((stream, PullFrame::Batch { newest: replica.applied.index, items }));
+        out.frames.push((stream, PullFrame::Batch { newest: replica.newest_block(), items }));
     }
 }
 
