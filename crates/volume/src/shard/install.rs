@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 
 use raft::Ready;
+use raft::eraftpb::{Message, MessageType};
 
 use super::replica::{Begin, Install, Replica, Target};
 use super::{Output, Shard};
@@ -72,11 +73,20 @@ impl Shard {
     ) {
         let Some(replica) = self.replicas.get_mut(&group) else { return };
         let Some(server) = replica.view.peers.get(&leader).copied() else { return };
-        if term < replica.term()
-            || applied <= replica.applied.index
-            || replica.target.is_some()
-            || replica.is_installing()
-        {
+        let is_busy = replica.target.is_some() || replica.is_installing();
+        if term < replica.term() || replica.is_leader() || is_busy {
+            return;
+        }
+        if applied <= replica.applied.index {
+            // The leader's raft has gone back too far in search of a common entry, and would offer
+            // the same forever. An append without entries makes raft respond with its commit index.
+            replica.step_raft(Message {
+                msg_type: MessageType::MsgAppend,
+                from: leader.0,
+                to: replica.peer.0,
+                term: term.0,
+                ..Message::default()
+            });
             return;
         }
         let attempt = self.next_attempt;
