@@ -139,6 +139,12 @@ counts! {
         kills,
         /// Servers that ended because a device has failed.
         failed_devices,
+        /// Records of a log that have rotted.
+        rotten_records,
+        /// Sectors of a store that have rotted.
+        rotten_sectors,
+        /// Servers whose disks were replaced by empty ones.
+        replaced_disks,
         /// Processes that were stopped for a while.
         stopped,
         /// Leaders elected.

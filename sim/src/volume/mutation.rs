@@ -54,6 +54,12 @@ mutations! {
     CarryForwardPart CarryForwardWhole,
     /// Each record of a ready that is split states the commit index of the whole.
     CommitInEachRecord CommitInLastRecord,
+    /// The log is read over its damage.
+    DamageReadOver DamageInLog,
+    /// A replica that the log has no record of is created again.
+    CreatedAgain CreatedOnce,
+    /// The slot of a damaged sector is free.
+    DamagedSectorFree DamagedSector,
     /// An install writes blocks without a durable record of its barrier.
     InstallWithoutRecord InstallRecord,
     /// Checkpoints do not repeat the barriers.

@@ -25,18 +25,22 @@ pub enum Schedule {
     /// server ends when its disks have just completed a checkpoint, when the store is ahead of the
     /// log, or when the log has a part of what was appended.
     BetweenDisks,
+    /// On the disks of one server, whose replicas become lost: a record of its log or a sector of
+    /// its store rots, or both disks are replaced by empty ones. The other servers go on.
+    Damage,
 }
 
 impl Schedule {
     /// The schedule of a seed.
     pub(super) fn draw(random: &mut Random) -> Self {
         match random.below(20) {
-            0..4 => Self::Mixed,
-            4..9 => Self::InterruptedInstalls,
-            9..12 => Self::SlowStore,
-            12..14 => Self::FullStore,
-            14..17 => Self::Attachments,
-            _ => Self::BetweenDisks,
+            0..3 => Self::Mixed,
+            3..8 => Self::InterruptedInstalls,
+            8..11 => Self::SlowStore,
+            11..13 => Self::FullStore,
+            13..16 => Self::Attachments,
+            16..18 => Self::BetweenDisks,
+            _ => Self::Damage,
         }
     }
 }

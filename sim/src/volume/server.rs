@@ -17,6 +17,13 @@ use super::{GROUPS, Outcome, RING_BYTES, group_id, peer_id, server_id, view};
 /// Greatest length of a record with several entries. Few ops, so that many readies are split.
 pub(super) const RECORD_BYTES: usize = 8 << 10;
 
+/// Bytes in front of the ring of a log.
+const LOG_HEADER_BYTES: u64 = 64 << 10;
+
+/// Where the sectors of a store begin, and how many are damaged at times.
+const SECTORS_AT: u64 = 1 << 20;
+const SECTORS: u64 = 32;
+
 const CLUSTER: &str = "simulation";
 
 /// How a server ends.
@@ -33,9 +40,14 @@ pub(super) struct Server {
     log_disk: SimDisk,
     store_disk: SimDisk,
     store_id: Uuid,
+    store_bytes: u64,
     entry_cache_bytes: usize,
     /// The replicas that the registry records as created.
     created: BTreeSet<GroupId>,
+    /// The replicas that the registry records as lost.
+    lost: BTreeSet<GroupId>,
+    /// The disks were damaged: damage and lost replicas are expected.
+    is_damaged: bool,
     running: Option<Running>,
     /// The process gets no turns (SIGSTOP).
     is_stopped: bool,
@@ -62,37 +74,97 @@ pub(super) enum Device {
 impl Server {
     /// A server with empty disks, whose entries take at most `entry_cache_bytes` of memory.
     pub(super) fn new(index: usize, seed: u64, store_bytes: u64, entry_cache_bytes: usize) -> Self {
-        let disk = |number: u64, capacity_bytes| {
-            let seed = seed.wrapping_mul(31).wrapping_add(2 * index as u64 + number);
-            SimDisk::new(SimOptions { capacity_bytes, seed, ..SimOptions::default() })
-        };
-        let log_disk = disk(2, RING_BYTES + (64 << 10));
-        let store_disk = disk(3, store_bytes);
-        let options = FormatOptions { window_bytes: Some(120 << 10), ..FormatOptions::default() };
-        let header = Wal::format(&log_disk.device(), &options).expect("an empty disk is formatted");
-        let store_id = Uuid::from_u128(index as u128 + 1);
-        let owner = Owner {
-            wal_id: header.wal_id,
-            store_id,
-            server: server_id(index),
-            cluster: CLUSTER.to_owned(),
-        };
-        Store::format(&store_disk.device(), owner, Some(store_bytes), 0)
-            .expect("an empty disk is formatted");
-        Self {
+        let (log_disk, store_disk) = disks(index, seed, store_bytes);
+        let mut server = Self {
             index,
             seed,
+            store_bytes,
             log_disk,
             store_disk,
-            store_id,
+            store_id: Uuid::nil(),
             entry_cache_bytes,
             created: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            is_damaged: false,
             running: None,
             is_stopped: false,
             has_fault: false,
             clock: 0,
             outcome: Outcome::default(),
+        };
+        server.format(1);
+        server
+    }
+
+    /// Formats the disks, as those of the `generation`-th store of the server.
+    fn format(&mut self, generation: u128) {
+        let options = FormatOptions { window_bytes: Some(120 << 10), ..FormatOptions::default() };
+        let log = self.log_disk.device();
+        let header = Wal::format(&log, &options).expect("an empty disk is formatted");
+        self.store_id = Uuid::from_u128(100 * generation + self.index as u128);
+        let owner = Owner {
+            wal_id: header.wal_id,
+            store_id: self.store_id,
+            server: server_id(self.index),
+            cluster: CLUSTER.to_owned(),
+        };
+        Store::format(&self.store_disk.device(), owner, Some(self.store_bytes), 0)
+            .expect("an empty disk is formatted");
+    }
+
+    /// Replaces both disks of a server that does not run by empty ones.
+    pub(super) fn replace_disks(&mut self, environment: &mut Environment) {
+        environment.outcome.replaced_disks += 1;
+        environment.trace.event("replace disks", &[("server", self.index as u64)]);
+        let generation = environment.random.next_u64();
+        let seed = self.seed.wrapping_add(generation);
+        (self.log_disk, self.store_disk) = disks(self.index, seed, self.store_bytes);
+        self.format(generation.into());
+        self.is_damaged = true;
+    }
+
+    /// Damages a record of the log of a server that does not run, if the log can prove that it was
+    /// durable. Other damage looks like a write that a crash has torn.
+    pub(super) fn rot_record(&mut self, environment: &mut Environment) {
+        let device = self.log_disk.device();
+        let mut records = Vec::new();
+        let mut visit = |record: alluvium_wal::Record| {
+            records.push(record.offset);
+            Ok(())
+        };
+        Wal::scan(&device, None, &mut visit).expect("the log is readable");
+        if records.is_empty() {
+            return;
         }
+        let offset = records[environment.random.index(records.len())].0;
+        let at = LOG_HEADER_BYTES + offset % RING_BYTES;
+        let before = self.log_disk.peek(at, 8);
+        self.log_disk.rot(at..at + 8, 1);
+        let found = Wal::scan(&device, None, &mut |_| Ok(())).expect("the log is readable");
+        if found.damage.is_empty() {
+            self.log_disk.poke(at, &before);
+            return;
+        }
+        environment.outcome.rotten_records += 1;
+        environment.trace.event("rot record", &[("server", self.index as u64), ("at", offset)]);
+        self.is_damaged = true;
+    }
+
+    /// Damages a sector of the store of a server that does not run.
+    pub(super) fn rot_sector(&mut self, environment: &mut Environment) {
+        let sector = SECTORS_AT + 512 * environment.random.below(SECTORS);
+        if self.store_disk.peek(sector, 512).iter().all(|byte| *byte == 0) {
+            return;
+        }
+        environment.outcome.rotten_sectors += 1;
+        environment.trace.event("rot sector", &[("server", self.index as u64), ("at", sector)]);
+        self.store_disk.rot(sector..sector + 512, 1);
+        self.is_damaged = true;
+    }
+
+    /// Whether the replica of a group has forgotten what it acknowledged.
+    pub(super) fn has_lost(&self, group: usize) -> bool {
+        self.lost.contains(&group_id(group))
     }
 
     pub(super) fn open(&mut self, environment: &mut Environment) {
@@ -117,6 +189,7 @@ impl Server {
             ..ShardOptions::new(server_id(self.index))
         };
         let replicas: BTreeMap<GroupId, (PeerId, GroupView, bool)> = (0..GROUPS)
+            .filter(|group| !self.has_lost(*group))
             .map(|group| {
                 let id = group_id(group);
                 let is_created = self.created.contains(&id);
@@ -136,10 +209,17 @@ impl Server {
             wake: Arc::new(|| {}),
         };
         let mut wait = || panic!("the disk completes requests at once during an opening");
-        let Recovered { shard, notices, report, applied } =
-            Shard::open(opening, &mut wait, &mut |_, _, _| {})
-                .unwrap_or_else(|error| panic!("server {} does not open: {error}", self.index));
-        assert!(report.damage.is_empty(), "damage in the log: {:?}", report.damage);
+        let opened = Shard::open(opening, &mut wait, &mut |_, _, _| {});
+        let Recovered { shard, notices, report, applied } = match opened {
+            Ok(recovered) => recovered,
+            Err(_) if self.is_damaged => {
+                // The operator gives the disks up.
+                self.replace_disks(environment);
+                return self.open(environment);
+            }
+            Err(error) => panic!("server {} does not open: {error}", self.index),
+        };
+        assert!(self.is_damaged || report.damage.is_empty(), "damage: {:?}", report.damage);
         for entry in applied {
             environment.oracle.applied(entry);
         }
@@ -158,6 +238,8 @@ impl Server {
                 self.created.insert(group);
                 self.input(Input::Activate { group });
             }
+            Notice::Lost { group, .. } if self.is_damaged => drop(self.lost.insert(group)),
+            Notice::UnknownGroup { group } if self.lost.contains(&group) => {}
             other => panic!("server {}: {other:?}", self.index),
         }
     }
@@ -325,6 +407,15 @@ impl Server {
             statuses.join(", ")
         )
     }
+}
+
+/// The disks of a log and of a store.
+fn disks(index: usize, seed: u64, store_bytes: u64) -> (SimDisk, SimDisk) {
+    let disk = |number: u64, capacity_bytes| {
+        let seed = seed.wrapping_mul(31).wrapping_add(2 * index as u64 + number);
+        SimDisk::new(SimOptions { capacity_bytes, seed, ..SimOptions::default() })
+    };
+    (disk(2, RING_BYTES + LOG_HEADER_BYTES), disk(3, store_bytes))
 }
 
 /// What the target of a stream that breaks gets.

@@ -509,9 +509,21 @@ impl World {
     }
 
     fn maybe_open(&mut self, server: usize) {
-        if !self.servers[server].is_running() && self.random().chance(0.3) {
-            self.servers[server].open(&mut self.environment);
+        if self.servers[server].is_running() || !self.random().chance(0.3) {
+            return;
         }
+        // Only one server has damaged disks: the others are a majority.
+        if self.schedule == Schedule::Damage && server == 0 {
+            let kind = self.random().below(20);
+            let environment = &mut self.environment;
+            match kind {
+                0..3 => self.servers[server].rot_record(environment),
+                3..5 => self.servers[server].rot_sector(environment),
+                5 => self.servers[server].replace_disks(environment),
+                _ => {}
+            }
+        }
+        self.servers[server].open(&mut self.environment);
     }
 
     fn open_all(&mut self) {
@@ -537,7 +549,9 @@ impl World {
         self.converge();
         for server in 0..SERVERS {
             for group in 0..GROUPS {
-                self.compare_now(server, group);
+                if !self.servers[server].has_lost(group) {
+                    self.compare_now(server, group);
+                }
             }
         }
     }
@@ -604,9 +618,10 @@ impl World {
     }
 
     fn has_converged(&self, group: usize) -> bool {
+        let sound = self.servers.iter().filter(|server| !server.has_lost(group));
         let applied: BTreeSet<Option<u64>> =
-            self.servers.iter().map(|server| server.applied(group)).collect();
-        let mut shards = self.servers.iter().filter_map(Server::shard);
+            sound.clone().map(|server| server.applied(group)).collect();
+        let mut shards = sound.filter_map(Server::shard);
         applied.len() == 1
             && shards.all(|shard| shard.is_settled(group_id(group)))
             && self.servers.iter().any(|server| server.leads(group))
