@@ -389,12 +389,7 @@ impl Shard {
                 }
             }
             Input::Create { group, peer, view } => self.create(group, peer, view),
-            Input::Activate { group } => {
-                if let Some(replica) = self.replicas.get_mut(&group) {
-                    replica.activate();
-                    self.dirty.insert(group);
-                }
-            }
+            Input::Activate { group } => self.activate(group),
             Input::Remove { group } => self.remove(group),
             Input::Checkpoint => self.checkpoint.wanted = true,
         }

@@ -4,7 +4,11 @@ use raft::{ProgressState, SnapshotStatus};
 
 use super::replica::Replica;
 use super::{Output, Shard};
-use crate::types::{PeerId, ServerId};
+use crate::types::{GroupId, PeerId, ServerId, Term};
+
+/// Times after the activation of a new group's first founder at which it holds an election. The
+/// other founders are activated at about the same time, and take no part before that.
+const FIRST_CAMPAIGNS_MS: [u64; 4] = [0, 50, 150, 400];
 
 /// Time between the proof that a leader's process is gone and the election, and its random part.
 const CAMPAIGN_MS: u64 = 50;
@@ -35,6 +39,18 @@ impl Shard {
             self.dirty.insert(replica.group);
         }
         self.expire_pulls(out);
+    }
+
+    /// The registry records that a replica was created. The first founder of a new group does not
+    /// wait for an election timeout, since a client waits for the group.
+    pub(super) fn activate(&mut self, group: GroupId) {
+        let Some(replica) = self.replicas.get_mut(&group) else { return };
+        replica.activate();
+        self.dirty.insert(group);
+        if replica.term() == Term(0) && replica.view.founders.first() == Some(&replica.peer) {
+            let times = FIRST_CAMPAIGNS_MS.map(|after| (self.now + after, group));
+            self.campaigns.extend(times);
+        }
     }
 
     /// The connection to a server has ended.
