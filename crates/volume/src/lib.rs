@@ -27,7 +27,8 @@
 //!   servers, volumes, groups and attachments, numbers and placement
 //! - `net/`: the protocol between servers and with clients
 //! - `serve/`: a server: the shard with sockets, devices and registry
-//! - `gateway/`: the client's side of an attached volume; `cluster.rs`: its connections and registry
+//! - `gateway/`: the client's side of an attached volume; `cluster.rs`: its connections, and the
+//!   registry
 //! - `fuzz.rs`: the checks of the fuzz targets `volume_log` and `volume_store`
 #![forbid(unsafe_code)]
 

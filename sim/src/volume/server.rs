@@ -349,7 +349,7 @@ impl Server {
         if let Err(error) = running.shard.turn(self.clock, &mut running.inbox, &mut out) {
             assert!(self.has_fault, "server {}: {error}", self.index);
             environment.outcome.failed_devices += 1;
-            // The power is often cut before somebody starts the server again.
+            // The power is often cut before another run starts the server again.
             let end = if environment.random.chance(0.5) { End::PowerCut } else { End::Kill };
             self.end(end, environment);
             return;

@@ -24,6 +24,9 @@ const LAYERS: &[(&str, &str, &[&str])] = &[
         "alluvium",
         &[
             "alluvium_chart",
+            "alluvium_coordination",
+            "alluvium_nbd",
+            "alluvium_volume",
             "alluvium_device",
             "alluvium_wal",
             "alluvium_journal",

@@ -48,7 +48,7 @@ pub(crate) struct ListArgs {
     common: Common,
 }
 
-/// Show a volume: its groups, their replicas, and who has it attached.
+/// Show a volume: its groups, their replicas, and its attachment.
 #[derive(Args, Debug)]
 pub(crate) struct InfoArgs {
     /// Name of the volume.

@@ -101,7 +101,7 @@ impl Control {
         Ok(())
     }
 
-    /// Tells the shard what has changed since it was told last.
+    /// Passes to the shard what has changed since the last time.
     async fn read_groups(&mut self) -> Result<(), RegistryError> {
         let registry = Registry::new(&*self.service, &self.keys);
         let groups = own_groups(&registry, self.id).await?;

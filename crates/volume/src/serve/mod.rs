@@ -163,8 +163,8 @@ impl Server {
             service: Arc::clone(&service),
             keys: Arc::clone(&keys),
         };
-        // Entries in the cache and blocks in the overlay are slices of received buffers, which count
-        // as a whole while one of them is kept.
+        // Entries in the cache and blocks in the overlay are slices of received buffers, which
+        // count as a whole while one of them is kept.
         let kept_bytes = 2 * (options.entry_cache_bytes + options.overlay_bytes);
         let entry_bytes = options.limits.entry_bytes + kept_bytes;
         let limits = NetLimits { entry_bytes, ..options.limits };

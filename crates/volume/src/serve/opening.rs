@@ -111,7 +111,7 @@ pub(super) async fn open(
     let recovery = tokio::task::spawn_blocking(move || {
         let mut wait = || {
             let mut is_woken = waiting.0.lock();
-            // A wake-up that came between the last look and now is not lost.
+            // A wake-up since the last check is not lost.
             if !*is_woken {
                 waiting.1.wait_for(&mut is_woken, Duration::from_millis(100));
             }

@@ -22,8 +22,8 @@ const ELECTION_TICKS: usize = 10;
 const HEARTBEAT_TICKS: usize = 2;
 /// Random delay of an election, in ticks.
 const ELECTION_DELAY_TICKS: u32 = 10;
-/// Bounds of raft: bytes of a message (at most 1/64 of the ring, so that what a follower accepts can
-/// be carried forward), messages to a follower in flight.
+/// Bounds of raft: bytes of a message (at most 1/64 of the ring, so that what a follower accepts
+/// can be carried forward), messages to a follower in flight.
 const MESSAGE_BYTES: u64 = 1 << 20;
 const MESSAGES_IN_FLIGHT: usize = 64;
 /// Committed entries that raft hands out at a time, in bytes.
