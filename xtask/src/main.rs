@@ -218,15 +218,9 @@ struct VolumeSimOptions {
     /// Number of seeds to run.
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
-    /// Steps of each seed.
-    #[arg(long, default_value_t = 12_000)]
-    steps: u64,
-    /// The first seed.
-    #[arg(long, default_value_t = 0)]
-    first: u64,
     /// Break a rule of the protocol; the campaign then fails if no seed finds it. See
     /// docs/volumes-design.md.
-    #[arg(long, value_name = "NAME", default_value = "sound")]
+    #[arg(long = "break", value_name = "MUTATION", default_value = "sound")]
     mutation: String,
     /// Further options of the simulation, such as `-- --seed 7` to replay one seed.
     #[arg(last = true)]

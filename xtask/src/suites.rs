@@ -141,11 +141,10 @@ pub(crate) fn sim(root: &Path, options: &SimOptions) -> Result<Report, Error> {
 
 /// `cargo xtask volume-sim`. The dev profile optimises simulations and checks overflows.
 pub(crate) fn volume_sim(root: &Path, options: &VolumeSimOptions) -> Result<Report, Error> {
-    let VolumeSimOptions { seeds, steps, first, mutation, rest } = options;
+    let VolumeSimOptions { seeds, mutation, rest } = options;
     let mut command = cargo(root);
     command.args(["run", "--locked", "--package", "alluvium-sim", "--bin", "volume", "--"]);
-    command.args(["--seeds", &seeds.to_string(), "--steps", &steps.to_string()]);
-    command.args(["--first", &first.to_string(), "--mutation", mutation]).args(rest);
+    command.args(["--seeds", &seeds.to_string(), "--break", mutation]).args(rest);
     let mut report = Report::default();
     in_sight(&mut report, "simulation of volumes", command);
     Ok(report)

@@ -14,6 +14,11 @@ macro_rules! mutations {
         }
 
         impl Mutation {
+            /// All mutations, `Sound` included.
+            pub fn all() -> impl Iterator<Item = Self> {
+                Self::value_variants().iter().copied()
+            }
+
             /// The rule of the shard that is broken. The others are the clients'.
             pub(super) fn broken(self) -> Broken {
                 match self {
@@ -48,8 +53,6 @@ mutations! {
     TrimToCheckpoint TrimKeepsEntries,
     /// The record of a checkpoint states the base as the commit index, although more is applied.
     CheckpointCommitLow CheckpointCommit,
-    /// An install completes although records of its group wait to be appended.
-    CheckpointOfQueue CheckpointOfLog,
     /// A group is carried forward with only a part of its entries above the base.
     CarryForwardPart CarryForwardWhole,
     /// Each record of a ready that is split states the commit index of the whole.

@@ -20,9 +20,9 @@ pub(super) const RECORD_BYTES: usize = 8 << 10;
 /// Bytes in front of the ring of a log.
 const LOG_HEADER_BYTES: u64 = 64 << 10;
 
-/// Where the sectors of a store begin, and how many are damaged at times.
+/// Where the sectors of a store begin, and at least as many as a store has.
 const SECTORS_AT: u64 = 1 << 20;
-const SECTORS: u64 = 32;
+const SECTORS: u64 = 48;
 
 const CLUSTER: &str = "simulation";
 
@@ -33,6 +33,17 @@ pub(super) enum End {
     Kill,
 }
 
+/// Sizes that depend on the schedule.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    /// Of the store's device.
+    pub(super) store_bytes: u64,
+    /// Of the memory for entries.
+    pub(super) entry_cache_bytes: usize,
+    /// Requests of write-back in flight.
+    pub(super) store_queue_depth: usize,
+}
+
 /// A server with its disks, running or not.
 pub(super) struct Server {
     index: usize,
@@ -40,8 +51,7 @@ pub(super) struct Server {
     log_disk: SimDisk,
     store_disk: SimDisk,
     store_id: Uuid,
-    store_bytes: u64,
-    entry_cache_bytes: usize,
+    sizes: Sizes,
     /// The replicas that the registry records as created.
     created: BTreeSet<GroupId>,
     /// The replicas that the registry records as lost.
@@ -72,17 +82,16 @@ pub(super) enum Device {
 }
 
 impl Server {
-    /// A server with empty disks, whose entries take at most `entry_cache_bytes` of memory.
-    pub(super) fn new(index: usize, seed: u64, store_bytes: u64, entry_cache_bytes: usize) -> Self {
-        let (log_disk, store_disk) = disks(index, seed, store_bytes);
+    /// A server with empty disks.
+    pub(super) fn new(index: usize, seed: u64, sizes: Sizes) -> Self {
+        let (log_disk, store_disk) = disks(index, seed, sizes.store_bytes);
         let mut server = Self {
             index,
             seed,
-            store_bytes,
+            sizes,
             log_disk,
             store_disk,
             store_id: Uuid::nil(),
-            entry_cache_bytes,
             created: BTreeSet::new(),
             lost: BTreeSet::new(),
             is_damaged: false,
@@ -108,7 +117,7 @@ impl Server {
             server: server_id(self.index),
             cluster: CLUSTER.to_owned(),
         };
-        Store::format(&self.store_disk.device(), owner, Some(self.store_bytes), 0)
+        Store::format(&self.store_disk.device(), owner, Some(self.sizes.store_bytes), 0)
             .expect("an empty disk is formatted");
     }
 
@@ -118,7 +127,7 @@ impl Server {
         environment.trace.event("replace disks", &[("server", self.index as u64)]);
         let generation = environment.random.next_u64();
         let seed = self.seed.wrapping_add(generation);
-        (self.log_disk, self.store_disk) = disks(self.index, seed, self.store_bytes);
+        (self.log_disk, self.store_disk) = disks(self.index, seed, self.sizes.store_bytes);
         self.format(generation.into());
         self.is_damaged = true;
     }
@@ -136,7 +145,9 @@ impl Server {
         if records.is_empty() {
             return;
         }
-        let offset = records[environment.random.index(records.len())].0;
+        // Mostly behind the last checkpoint, which states what came before it.
+        let behind = environment.random.index(records.len().min(12));
+        let offset = records[records.len() - 1 - behind].0;
         let at = LOG_HEADER_BYTES + offset % RING_BYTES;
         let before = self.log_disk.peek(at, 8);
         self.log_disk.rot(at..at + 8, 1);
@@ -152,10 +163,13 @@ impl Server {
 
     /// Damages a sector of the store of a server that does not run.
     pub(super) fn rot_sector(&mut self, environment: &mut Environment) {
-        let sector = SECTORS_AT + 512 * environment.random.below(SECTORS);
-        if self.store_disk.peek(sector, 512).iter().all(|byte| *byte == 0) {
+        let sectors = (0..SECTORS).map(|sector| SECTORS_AT + 512 * sector);
+        let is_used = |at: &u64| self.store_disk.peek(*at, 512).iter().any(|byte| *byte != 0);
+        let used: Vec<u64> = sectors.filter(is_used).collect();
+        if used.is_empty() {
             return;
         }
+        let sector = used[environment.random.index(used.len())];
         environment.outcome.rotten_sectors += 1;
         environment.trace.event("rot sector", &[("server", self.index as u64), ("at", sector)]);
         self.store_disk.rot(sector..sector + 512, 1);
@@ -178,11 +192,11 @@ impl Server {
             ..Options::default()
         };
         let options = ShardOptions {
-            entry_cache_bytes: self.entry_cache_bytes,
+            entry_cache_bytes: self.sizes.entry_cache_bytes,
             overlay_bytes: 256 << 10,
             record_bytes: RECORD_BYTES,
-            store_queue_depth: 4,
-            reserved_slots: 5,
+            store_queue_depth: self.sizes.store_queue_depth,
+            reserved_slots: 2,
             progress_ms: 3_000,
             seed: self.seed,
             broken: environment.mutation.broken(),
@@ -318,6 +332,13 @@ impl Server {
         Some(status.applied.0)
     }
 
+    /// Whether a replica has applied an entry that no durable record of the log calls committed.
+    pub(super) fn has_unstated_commit(&self) -> bool {
+        let Some(shard) = self.shard() else { return false };
+        let status = (0..GROUPS).filter_map(|group| shard.replica_status(group_id(group)));
+        status.into_iter().any(|status| status.applied > status.durable_commit)
+    }
+
     pub(super) fn ring_used_bytes(&self) -> u64 {
         self.shard().map_or(0, |shard| shard.wal().stats().used_bytes)
     }
@@ -349,7 +370,7 @@ impl Server {
         if let Err(error) = running.shard.turn(self.clock, &mut running.inbox, &mut out) {
             assert!(self.has_fault, "server {}: {error}", self.index);
             environment.outcome.failed_devices += 1;
-            // The power is often cut before another run starts the server again.
+            // The power is often cut before the server starts again.
             let end = if environment.random.chance(0.5) { End::PowerCut } else { End::Kill };
             self.end(end, environment);
             return;

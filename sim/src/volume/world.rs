@@ -13,7 +13,7 @@ use super::environment::{Environment, Trace};
 use super::network::{ClientMessage, Envelope, Network};
 use super::oracle::Oracle;
 use super::schedule::Schedule;
-use super::server::{Device, End, RECORD_BYTES, Server, broken_stream, peer_down};
+use super::server::{Device, End, RECORD_BYTES, Server, Sizes, broken_stream, peer_down};
 use super::{GROUPS, Outcome, Plan, RING_BYTES, SERVERS, begins_attached, group_id, server_id};
 
 /// Messages in flight, above which some get lost.
@@ -69,15 +69,19 @@ impl World {
             outcome: Outcome::default(),
             trace: Trace::new(plan.verbose),
         };
-        let store_mib = if schedule == Schedule::FullStore { 8 } else { 12 };
-        let entry_cache_bytes = match schedule {
-            // Followers that were away need an install.
-            Schedule::InterruptedInstalls => 16 << 10,
-            // They get many entries at once.
-            Schedule::BetweenDisks => 96 << 10,
-            _ => 24 << 10,
+        let sizes = Sizes {
+            store_bytes: if schedule == Schedule::FullStore { 8 << 20 } else { 12 << 20 },
+            entry_cache_bytes: match schedule {
+                // Followers that were away need an install.
+                Schedule::InterruptedInstalls => 16 << 10,
+                // They get many entries at once.
+                Schedule::BetweenDisks => 96 << 10,
+                _ => 24 << 10,
+            },
+            // Blocks wait in the overlay, where newer ones replace them.
+            store_queue_depth: if schedule == Schedule::BetweenDisks { 1 } else { 4 },
         };
-        let server = |index| Server::new(index, plan.seed, store_mib << 20, entry_cache_bytes);
+        let server = |index| Server::new(index, plan.seed, sizes);
         let mut servers: Vec<Server> = (0..SERVERS).map(server).collect();
         for server in &mut servers {
             server.open(&mut environment);
@@ -145,7 +149,7 @@ impl World {
                 _ => self.change_partition(server),
             },
             95 => self.change_process(server),
-            96 => self.maybe_end(server),
+            96..98 => self.maybe_end(server),
             _ => self.maybe_open(server),
         }
         if self.environment.network.peers.len() > NETWORK_MESSAGES {
@@ -275,22 +279,27 @@ impl World {
         self.servers[target].input(Input::PullFrame { attempt, group, frame });
     }
 
-    /// Begins a checkpoint that is in progress when the install begins.
+    /// Begins a checkpoint that is in progress when the install begins. The server often ends
+    /// between this checkpoint and the next one.
     fn checkpoint_before_install(&mut self, server: usize) {
-        if self.schedule == Schedule::InterruptedInstalls && self.random().chance(0.5) {
+        if self.schedule == Schedule::InterruptedInstalls && self.random().chance(0.7) {
             // What is in progress completes first, so that its bases are recent and it trims much.
             for _ in 0..4 {
                 self.complete_requests(server);
             }
             self.servers[server].input(Input::Checkpoint);
             self.servers[server].turn(&mut self.environment);
+            if self.random().chance(0.5) {
+                let steps = self.random().below(6);
+                self.cut = Some(Cut { server, steps, completes: Completes::Both });
+            }
         }
     }
 
     // -- Clients
 
     fn write(&mut self) {
-        let is_hot = self.schedule == Schedule::BetweenDisks && self.random().chance(0.7);
+        let is_hot = self.schedule == Schedule::BetweenDisks && self.random().chance(0.85);
         let (groups, blocks) = if is_hot { (2, 4) } else { (GROUPS, BLOCKS) };
         let (group, first) = (self.random().index(groups), self.random().index(blocks));
         let more_discards = self.schedule == Schedule::FullStore && self.random().chance(0.4);
@@ -424,11 +433,11 @@ impl World {
         let Some(shard) = self.servers[server].shard() else { return };
         let is_installing = shard.is_installing();
         let probability = match self.schedule {
-            Schedule::InterruptedInstalls if is_installing => 0.7,
+            Schedule::InterruptedInstalls if is_installing => 0.35,
             // Its ring stays full, and its next checkpoint begins with an old base.
-            Schedule::SlowStore if self.slow == Some(server) => 0.4,
+            Schedule::SlowStore if self.slow == Some(server) => 0.2,
             Schedule::BetweenDisks => return self.plan_cut(server),
-            _ => 0.12,
+            _ => 0.06,
         };
         if self.random().chance(probability) {
             self.end(server);
@@ -437,11 +446,13 @@ impl World {
 
     /// Plans the end of a server for a moment between its disks.
     fn plan_cut(&mut self, server: usize) {
-        if self.cut.is_some() || self.random().chance(0.6) {
+        let server = self.slow.unwrap_or(server);
+        // An applied entry that the log does not call committed yet is the hardest case.
+        let probability = if self.servers[server].has_unstated_commit() { 0.8 } else { 0.2 };
+        if self.cut.is_some() || !self.random().chance(probability) {
             return;
         }
-        let server = self.slow.unwrap_or(server);
-        let steps = self.random().below(80);
+        let steps = if self.random().chance(0.5) { 0 } else { self.random().below(80) };
         let completes = match self.random().below(3) {
             0 => Completes::Store,
             _ => {
@@ -509,21 +520,33 @@ impl World {
     }
 
     fn maybe_open(&mut self, server: usize) {
-        if self.servers[server].is_running() || !self.random().chance(0.3) {
+        if self.servers[server].is_running() || !self.random().chance(0.4) {
             return;
         }
-        // Only one server has damaged disks: the others are a majority.
         if self.schedule == Schedule::Damage && server == 0 {
-            let kind = self.random().below(20);
-            let environment = &mut self.environment;
-            match kind {
-                0..3 => self.servers[server].rot_record(environment),
-                3..5 => self.servers[server].rot_sector(environment),
-                5 => self.servers[server].replace_disks(environment),
-                _ => {}
-            }
+            self.damage(server);
         }
         self.servers[server].open(&mut self.environment);
+    }
+
+    /// Damages the disks of a server at times. Only one server has such disks: the others are a
+    /// majority.
+    fn damage(&mut self, server: usize) {
+        let kind = self.random().below(20);
+        let environment = &mut self.environment;
+        match kind {
+            0..6 => {
+                self.servers[server].rot_record(environment);
+                if environment.random.chance(0.9) {
+                    // What it has forgotten matters if it has to be in the majority.
+                    environment.network.heal();
+                    self.cut_off((server + 1) % SERVERS);
+                }
+            }
+            6..8 => self.servers[server].rot_sector(environment),
+            8 => self.servers[server].replace_disks(environment),
+            _ => {}
+        }
     }
 
     fn open_all(&mut self) {

@@ -22,9 +22,10 @@ const ELECTION_TICKS: usize = 10;
 const HEARTBEAT_TICKS: usize = 2;
 /// Random delay of an election, in ticks.
 const ELECTION_DELAY_TICKS: u32 = 10;
-/// Bounds of raft: bytes of a message (at most 1/64 of the ring, so that what a follower accepts
-/// can be carried forward), messages to a follower in flight.
+/// Bound of the entries of a message. At most 1/64 of the ring is used, so that what a follower
+/// accepts can be carried forward.
 const MESSAGE_BYTES: u64 = 1 << 20;
+/// Messages to a follower in flight.
 const MESSAGES_IN_FLIGHT: usize = 64;
 /// Committed entries that raft hands out at a time, in bytes.
 const COMMITTED_BYTES: u64 = 4 << 20;
