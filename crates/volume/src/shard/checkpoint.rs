@@ -260,11 +260,14 @@ impl Shard {
     }
 
     /// Carries groups forward that hold the trim back, those with the oldest records first, within
-    /// a bound: what frees the ring must fit into it.
+    /// bounds: what frees the ring must fit into it.
     fn carry_groups_forward(&mut self) -> Result<(), ShardFailure> {
         let Self { replicas, checkpoint, log, counters, options, .. } = self;
-        let ring_bytes = log.wal().stats().ring_bytes;
-        let mut left_bytes = (ring_bytes / 16) as usize;
+        let stats = log.wal().stats();
+        let ring_bytes = stats.ring_bytes;
+        // An eighth of the ring stays free: the record itself must fit, and so must the next one.
+        let free_bytes = (ring_bytes / 8 * 7).saturating_sub(stats.used_bytes);
+        let mut left_bytes = (ring_bytes / 16).min(free_bytes) as usize;
         let mut holding: Vec<(LogOffset, GroupId)> = Vec::new();
         for replica in replicas.values_mut() {
             let Some(swap) = checkpoint.swap.groups.get(&(replica.group, replica.peer)) else {

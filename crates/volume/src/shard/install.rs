@@ -80,13 +80,14 @@ impl Shard {
         if applied <= replica.applied.index {
             // The leader's raft has gone back too far in search of a common entry, and would offer
             // the same forever. An append without entries makes raft respond with its commit index.
-            replica.step_raft(Message {
+            let append = Message {
                 msg_type: MessageType::MsgAppend,
                 from: leader.0,
                 to: replica.peer.0,
                 term: term.0,
                 ..Message::default()
-            });
+            };
+            self.step(group, append, out);
             return;
         }
         let attempt = self.next_attempt;

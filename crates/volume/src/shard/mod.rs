@@ -18,6 +18,8 @@ mod ready;
 mod recovery;
 mod replica;
 mod source;
+#[cfg(test)]
+mod tests;
 mod time;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

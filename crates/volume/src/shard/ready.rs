@@ -65,6 +65,7 @@ impl Shard {
             Check::Step => {
                 let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
                 self.accepted_bytes += entries_bytes;
+                replica.accepted_bytes += entries_bytes;
                 replica.step_raft(message);
                 if is_snapshot {
                     self.snapshot_stepped(group, out);
@@ -100,6 +101,9 @@ impl Shard {
                 }
                 is_busy = true;
                 self.take_ready(group, out);
+            }
+            if let Some(replica) = self.replicas.get_mut(&group) {
+                replica.accepted_bytes = 0;
             }
             self.offer_pulls(group, out);
         }
@@ -467,8 +471,8 @@ impl ShardOptions {
             return false;
         }
         let joins = replica.raft.raft.raft_log.match_term(message.index, message.log_term);
-        let waits = || replica.unapplied_bytes(Index(message.index)) > self.proposal_bytes / 2 * 3;
-        joins && (ring_is_full || waits())
+        let waits = || replica.unapplied_bytes(Index(message.index)) + replica.accepted_bytes;
+        joins && (ring_is_full || waits() > self.proposal_bytes / 2 * 3)
     }
 }
 

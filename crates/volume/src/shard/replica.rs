@@ -162,6 +162,8 @@ pub(super) struct Replica {
     /// meanwhile, since its applied index lies below the first index of its log.
     pub(super) install: Option<Install>,
     pub(super) proposals: Proposals,
+    /// Memory of the entries that were accepted from a leader since the last ready.
+    pub(super) accepted_bytes: usize,
     pub(super) waiting: BTreeMap<Index, Waiting>,
     /// Whether a record of the commit index is due at a time in the shard's list.
     pub(super) is_lazy: bool,
@@ -256,6 +258,7 @@ impl Replica {
             target: None,
             install: None,
             proposals: Proposals::default(),
+            accepted_bytes: 0,
             waiting: BTreeMap::new(),
             is_lazy: false,
             pins: BTreeMap::new(),

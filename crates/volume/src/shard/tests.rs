@@ -1,0 +1,242 @@
+//! Rules of a shard that need one server only. The campaign of `alluvium-sim` checks the others.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use alluvium_device::sim::{SimDisk, SimOptions};
+use alluvium_wal::{FormatOptions, Options, Wal};
+use raft::eraftpb::{Entry, Message, MessageType};
+use uuid::Uuid;
+
+use super::ready::encode;
+use super::{Input, Notice, Opening, Output, Recovered, Shard, ShardOptions};
+use crate::group::GroupView;
+use crate::log::{Encoded, Install, LogWriter, Record};
+use crate::messages::{PeerBody, PeerMessage};
+use crate::op::{BLOCK_BYTES, BlockOp, BlockRange, Change, Op};
+use crate::request::{ErrorCode, Request};
+use crate::state::VolumeState;
+use crate::store::{Owner, Store};
+use crate::types::{
+    AttachEpoch, ChunkIndex, GroupId, HardState, Index, Layer, PeerId, Position, Sequence,
+    ServerId, Term, VolumeId,
+};
+use crate::window::Window;
+
+const GROUP: GroupId = GroupId(1);
+const SERVER: ServerId = ServerId(1);
+const VOLUME: VolumeId = VolumeId(1);
+const RING_BYTES: u64 = 1 << 20;
+const STORE_BYTES: u64 = 40 << 20;
+
+/// This server's replica, and those of the two others.
+const PEER: PeerId = PeerId(1);
+const OTHERS: [PeerId; 2] = [PeerId(2), PeerId(3)];
+
+fn view(peers: &[PeerId]) -> GroupView {
+    let volume = VolumeState {
+        volume: VOLUME,
+        parent: None,
+        epoch: AttachEpoch(1),
+        nonce: 1,
+        window: Some(Window::default()),
+        dropped_layers: Vec::new(),
+    };
+    GroupView {
+        region: 0,
+        family: VOLUME,
+        founders: peers.to_vec(),
+        peers: peers.iter().map(|peer| (*peer, ServerId(peer.0 as u32))).collect(),
+        volumes: vec![volume],
+    }
+}
+
+fn view_of_three() -> GroupView {
+    view(&[PEER, OTHERS[0], OTHERS[1]])
+}
+
+/// A record with entries of term 1 up to `last`, of which those up to `commit` are committed.
+fn entries(group: GroupId, last: u64, commit: u64) -> Encoded {
+    let entries: Vec<Entry> =
+        (1..=last).map(|index| Entry { index, term: 1, ..Entry::default() }).collect();
+    let state = HardState { term: Term(1), vote: PeerId(0), commit: Index(commit) };
+    encode(group, PEER, state, Position::default(), entries.iter())
+}
+
+struct Disks {
+    log: SimDisk,
+    store: SimDisk,
+}
+
+impl Disks {
+    /// The disks of a server whose log has some records.
+    fn new(records: &[Encoded]) -> Self {
+        let disk =
+            |capacity_bytes| SimDisk::new(SimOptions { capacity_bytes, ..SimOptions::default() });
+        let (log, store) = (disk(RING_BYTES + (64 << 10)), disk(STORE_BYTES));
+        let header = Wal::format(&log.device(), &FormatOptions::default()).unwrap();
+        let owner = Owner {
+            wal_id: header.wal_id,
+            store_id: Uuid::from_u128(1),
+            server: SERVER,
+            cluster: "cluster".into(),
+        };
+        Store::format(&store.device(), owner, Some(STORE_BYTES), 0).unwrap();
+        let (wal, _) = Wal::open(log.device(), &log_options(), None, &mut |_| Ok(())).unwrap();
+        let writer = LogWriter::new(wal);
+        for record in records {
+            let placed = writer.append_now(record).unwrap().unwrap();
+            writer.wal().wait_durable(placed.end).wait().unwrap();
+        }
+        Self { log, store }
+    }
+
+    /// Opens the server, of which the registry records that these replicas were created.
+    fn open(&self, groups: impl IntoIterator<Item = GroupId>, view: &GroupView) -> Recovered {
+        let replicas: BTreeMap<_, _> =
+            groups.into_iter().map(|group| (group, (PEER, view.clone(), true))).collect();
+        let opening = Opening {
+            log: self.log.device(),
+            log_options: log_options(),
+            store: self.store.device(),
+            store_id: Uuid::from_u128(1),
+            cluster: "cluster".into(),
+            replicas,
+            options: ShardOptions::new(SERVER),
+            now: 0,
+            unix_ms: 0,
+            wake: Arc::new(|| {}),
+        };
+        Shard::open(opening, &mut || {}, &mut |_, _, _| {}).unwrap()
+    }
+}
+
+fn log_options() -> Options {
+    Options {
+        window_bytes: 480 << 10,
+        block_bytes: 32 << 10,
+        max_record_bytes: 100 << 10,
+        ..Options::default()
+    }
+}
+
+/// Hands inputs to a shard in one pass, and then waits until the log has everything.
+fn turn(shard: &mut Shard, now: u64, inputs: impl IntoIterator<Item = Input>) -> Output {
+    let mut inputs: VecDeque<Input> = inputs.into_iter().collect();
+    let mut out = Output::default();
+    loop {
+        shard.turn(now, &mut inputs, &mut out).unwrap();
+        let Some(offset) = shard.awaits_log() else { return out };
+        shard.wal().wait_durable(offset).wait().unwrap();
+    }
+}
+
+fn from_leader(group: GroupId, body: PeerBody) -> Input {
+    Input::Peer(PeerMessage { group, from: OTHERS[0], to: PEER, body })
+}
+
+#[test]
+fn a_record_of_an_install_does_not_bring_a_lost_replica_back() {
+    let install =
+        Install { group: GROUP, peer: PEER, barrier: Index(9), applied: Index(3), progress: None };
+    // An entry that was committed is missing.
+    let records = [entries(GROUP, 3, 5), Encoded::record(&Record::Install(install))];
+    let Recovered { shard, notices, .. } = Disks::new(&records).open([GROUP], &view_of_three());
+    assert!(matches!(notices[..], [Notice::Lost { group: GROUP, .. }]), "{notices:?}");
+    assert_eq!(shard.replica_status(GROUP), None);
+}
+
+#[test]
+fn a_damaged_sector_makes_the_replicas_lost() {
+    let disks = Disks::new(&[entries(GROUP, 3, 3)]);
+    disks.store.poke(1 << 20, &[1; 512]);
+    let Recovered { shard, notices, .. } = disks.open([GROUP], &view_of_three());
+    assert!(matches!(notices[..], [Notice::Lost { group: GROUP, .. }]), "{notices:?}");
+    assert_eq!(shard.replica_status(GROUP), None);
+}
+
+#[test]
+fn an_offer_that_is_not_needed_is_answered_with_the_commit_index() {
+    let disks = Disks::new(&[entries(GROUP, 3, 3)]);
+    let mut shard = disks.open([GROUP], &view_of_three()).shard;
+    let offer = PeerBody::Offer { term: Term(2), applied: Index(3) };
+    let out = turn(&mut shard, 0, [from_leader(GROUP, offer)]);
+    let answers = out.messages.iter().filter_map(|(_, message)| match &message.body {
+        PeerBody::Raft(message) => Some((message.get_msg_type(), message.index, message.reject)),
+        _ => None,
+    });
+    let answers: Vec<_> = answers.collect();
+    assert_eq!(answers, [(MessageType::MsgAppendResponse, 3, false)]);
+    assert!(out.pulls.is_empty());
+}
+
+#[test]
+fn what_a_follower_accepts_in_one_pass_is_bounded() {
+    const ENTRY_BYTES: u64 = 8 << 10;
+    let groups: Vec<GroupId> = (1..=24).map(GroupId).collect();
+    let records: Vec<Encoded> = groups.iter().map(|group| entries(*group, 1, 1)).collect();
+    let disks = Disks::new(&records);
+    let mut shard = disks.open(groups.clone(), &view_of_three()).shard;
+    let append = |group: GroupId, index: u64| {
+        let entry = Entry {
+            index: index + 1,
+            term: 1,
+            data: vec![0; ENTRY_BYTES as usize].into(),
+            ..Entry::default()
+        };
+        let message = Message {
+            msg_type: MessageType::MsgAppend,
+            from: OTHERS[0].0,
+            to: PEER.0,
+            term: 1,
+            index,
+            log_term: 1,
+            commit: 1,
+            entries: vec![entry].into(),
+            ..Message::default()
+        };
+        from_leader(group, PeerBody::Raft(Box::new(message)))
+    };
+    let inputs = (1..=20).flat_map(|index| groups.iter().map(move |group| append(*group, index)));
+    turn(&mut shard, 0, inputs.collect::<Vec<_>>());
+    assert!(shard.counters().refused_appends > 0);
+    for group in groups {
+        // What a checkpoint carries forward.
+        let last = shard.replica_status(group).unwrap().last.0;
+        assert!(last * ENTRY_BYTES <= RING_BYTES / 16, "group {group} has {last} entries");
+    }
+    let used_bytes = shard.wal().stats().used_bytes;
+    assert!(used_bytes <= RING_BYTES / 16 * 15, "{used_bytes} bytes");
+}
+
+#[test]
+fn what_a_leader_accepts_in_one_pass_is_bounded() {
+    let disks = Disks::new(&[entries(GROUP, 1, 1)]);
+    let mut shard = disks.open([GROUP], &view(&[PEER])).shard;
+    for tick in 1..=30 {
+        turn(&mut shard, 100 * tick, []);
+    }
+    let write = |number: u64| {
+        let data = vec![0; 2 * BLOCK_BYTES];
+        let op = Op::Blocks(BlockOp {
+            volume: VOLUME,
+            epoch: AttachEpoch(1),
+            layer: Layer(0),
+            number: Sequence(number),
+            floor_distance: number as u32 - 1,
+            range: BlockRange { chunk: ChunkIndex(0), first: 2 * number as u16, blocks: 2 },
+            change: Change::Write {
+                crcs: data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect(),
+                data: data.into(),
+            },
+        });
+        Input::Client { ticket: number, request: Request::Op { group: GROUP, op } }
+    };
+    let out = turn(&mut shard, 3000, (1..=20).map(write));
+    let busy = |answer: &Result<_, crate::request::RequestError>| {
+        answer.as_ref().is_err_and(|error| error.code == ErrorCode::Busy)
+    };
+    let refused = out.answers.iter().filter(|(_, answer)| busy(answer)).count();
+    // 1/32 of the ring: three ops of 8 KiB and their heads.
+    assert_eq!((refused, out.answers.len()), (17, 20), "{:?}", out.answers);
+}
