@@ -171,9 +171,19 @@ fn an_offer_that_is_not_needed_is_answered_with_the_commit_index() {
 }
 
 #[test]
-fn what_a_follower_accepts_in_one_pass_is_bounded() {
+fn what_a_follower_accepts_of_a_group_in_one_pass_is_bounded() {
+    accepts_a_bounded_burst(1);
+}
+
+#[test]
+fn what_a_follower_accepts_of_all_groups_in_one_pass_is_bounded() {
+    accepts_a_bounded_burst(24);
+}
+
+/// Checks a pass with 160 KiB of entries for each of some groups.
+fn accepts_a_bounded_burst(groups: u64) {
     const ENTRY_BYTES: u64 = 8 << 10;
-    let groups: Vec<GroupId> = (1..=24).map(GroupId).collect();
+    let groups: Vec<GroupId> = (1..=groups).map(GroupId).collect();
     let records: Vec<Encoded> = groups.iter().map(|group| entries(*group, 1, 1)).collect();
     let disks = Disks::new(&records);
     let mut shard = disks.open(groups.clone(), &view_of_three()).shard;
