@@ -148,7 +148,7 @@ async fn lease_watch(attached: &Attached) {
     tracing::warn!(
         "the registry has not heard from this process: another one may attach the volume now"
     );
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 async fn listen(args: &ExportArgs) -> Result<Vec<Listener>, Failure> {

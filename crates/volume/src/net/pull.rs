@@ -12,8 +12,8 @@ use crate::op::{CHUNK_BLOCKS, MAX_CHUNKS, MAX_WRITE_BLOCKS};
 use crate::request::RequestError;
 use crate::state::VolumeState;
 use crate::types::{
-    AttachEpoch, ChunkIndex, ConfState, GroupId, Index, Layer, Parent, PeerId, Sequence, Term,
-    VolumeId,
+    AttachEpoch, ChunkIndex, ConfState, GroupId, Index, Layer, Parent, PeerId, Position, Sequence,
+    Term, VolumeId,
 };
 use crate::window::{WINDOW_BYTES, Window};
 
@@ -57,15 +57,6 @@ pub struct PullOffer {
     pub parties: PullParties,
     /// The leader's applied index.
     pub applied: Index,
-}
-
-/// A position in the log with its term.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Position {
-    /// The index.
-    pub index: Index,
-    /// Term of the entry at the index.
-    pub term: Term,
 }
 
 /// A target states which entries it will need.

@@ -6,7 +6,7 @@ use crate::net::{
     PullOffer, PullParties, PullPin, Pulled, PulledVolume,
 };
 use crate::request::{ErrorCode, RequestError};
-use crate::types::{GroupId, Index, PeerId, Position};
+use crate::types::{GroupId, Index, PeerId};
 
 /// Volumes in one frame.
 const STATE_VOLUMES: usize = 256;
@@ -27,10 +27,10 @@ pub(super) fn to_peer(message: PeerMessage) -> PeerOutput {
             PeerOutput::Frame(PullOffer { parties: parties(term), applied }.encode())
         }
         PeerBody::Pin { term, at } => {
-            PeerOutput::Frame(PullPin { parties: parties(term), since: wire_position(at) }.encode())
+            PeerOutput::Frame(PullPin { parties: parties(term), since: at }.encode())
         }
         PeerBody::Pulled { term, at, conf } => {
-            let since = wire_position(at);
+            let since = at;
             PeerOutput::Frame(Pulled { parties: parties(term), since, conf }.encode())
         }
     }
@@ -50,10 +50,10 @@ pub(super) fn from_peer(frame: PeerFrame) -> Vec<PeerMessage> {
             message(parties, PeerBody::Offer { term: parties.term, applied })
         }
         PeerFrame::PullPin(PullPin { parties, since }) => {
-            message(parties, PeerBody::Pin { term: parties.term, at: position(since) })
+            message(parties, PeerBody::Pin { term: parties.term, at: since })
         }
         PeerFrame::Pulled(Pulled { parties, since, conf }) => {
-            message(parties, PeerBody::Pulled { term: parties.term, at: position(since), conf })
+            message(parties, PeerBody::Pulled { term: parties.term, at: since, conf })
         }
     }
 }
@@ -62,14 +62,6 @@ fn from_raft(message: GroupMessage) -> PeerMessage {
     let GroupMessage { group, message } = message;
     let (from, to) = (PeerId(message.from), PeerId(message.to));
     PeerMessage { group, from, to, body: PeerBody::Raft(Box::new(message)) }
-}
-
-fn position(at: crate::net::Position) -> Position {
-    Position { index: at.index, term: at.term }
-}
-
-fn wire_position(at: Position) -> crate::net::Position {
-    crate::net::Position { index: at.index, term: at.term }
 }
 
 /// The request of a pull. This version always pulls everything.
@@ -108,7 +100,7 @@ impl Sent {
                     .collect();
                 let states = volumes.chunks(STATE_VOLUMES);
                 let begin = PullBegin {
-                    applied: wire_position(at),
+                    applied: at,
                     peer: source,
                     state_frames: states.len() as u32,
                     sends_everything: true,
@@ -192,7 +184,7 @@ impl Arriving {
         let (begin, volumes) = self.begin.take().expect("the caller has looked at it");
         let PullBegin { applied, peer, conf, .. } = begin;
         let volumes = volumes.into_iter().map(|volume| volume.state).collect();
-        messages::PullFrame::Begin { at: position(applied), source: peer, conf, volumes }
+        messages::PullFrame::Begin { at: applied, source: peer, conf, volumes }
     }
 }
 
@@ -213,7 +205,7 @@ fn from_item(item: PullItem) -> messages::PullItem {
 mod tests {
     use super::*;
     use crate::state::VolumeState;
-    use crate::types::{AttachEpoch, ChunkIndex, ConfState, Layer, Term, VolumeId};
+    use crate::types::{AttachEpoch, ChunkIndex, ConfState, Layer, Position, Term, VolumeId};
 
     /// What the shard of a source sends arrives at the shard of the target, in frames between.
     #[test]

@@ -132,7 +132,8 @@ fn turn(shard: &mut Shard, now: u64, inputs: impl IntoIterator<Item = Input>) ->
 }
 
 fn from_leader(group: GroupId, body: PeerBody) -> Input {
-    Input::Peer(PeerMessage { group, from: OTHERS[0], to: PEER, body })
+    let message = PeerMessage { group, from: OTHERS[0], to: PEER, body };
+    Input::Peer { server: ServerId(OTHERS[0].0 as u32), message }
 }
 
 #[test]
