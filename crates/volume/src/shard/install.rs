@@ -150,11 +150,12 @@ impl Shard {
         }
     }
 
-    /// Hands the batches to the store whose barrier is durable, as far as the overlay has space.
-    /// Returns false if there is none.
+    /// Hands the batches to the store whose barrier is durable, as far as the overlay has space. A
+    /// pull for which the store has too few slots is given up. Returns false if there is none.
     pub(super) fn store_pulled(&mut self, out: &mut Output) -> bool {
         let Self { replicas, store, options, pulling, .. } = self;
         let mut is_busy = false;
+        let mut refused = Vec::new();
         for group in &*pulling {
             let Some(replica) = replicas.get_mut(group) else { continue };
             let durable = replica.durable_barrier;
@@ -164,13 +165,16 @@ impl Shard {
             {
                 is_busy = true;
                 out.taken.push(target.attempt);
-                for item in items {
-                    if store_item(store, *group, item).is_err() {
-                        // The store is full: the next tick gives the pull up.
-                        target.progress_at = 0;
-                    }
+                let is_full =
+                    items.into_iter().any(|item| store_item(store, *group, item).is_err());
+                if is_full {
+                    refused.push(*group);
+                    break;
                 }
             }
+        }
+        for group in refused {
+            self.give_up_pull(group, out);
         }
         is_busy
     }

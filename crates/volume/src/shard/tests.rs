@@ -12,8 +12,8 @@ use super::ready::encode;
 use super::{Input, Notice, Opening, Output, Recovered, Shard, ShardOptions};
 use crate::group::GroupView;
 use crate::log::{Encoded, Install, LogWriter, Record};
-use crate::messages::{PeerBody, PeerMessage};
-use crate::op::{BLOCK_BYTES, BlockOp, BlockRange, Change, Op};
+use crate::messages::{PeerBody, PeerMessage, PullChunk, PullFrame, PullItem};
+use crate::op::{BLOCK_BYTES, BlockOp, BlockRange, CHUNK_BLOCKS, Change, Op};
 use crate::request::{ErrorCode, Request};
 use crate::state::VolumeState;
 use crate::store::{Owner, Store};
@@ -169,6 +169,33 @@ fn an_offer_that_is_not_needed_is_answered_with_the_commit_index() {
     let answers: Vec<_> = answers.collect();
     assert_eq!(answers, [(MessageType::MsgAppendResponse, 3, false)]);
     assert!(out.pulls.is_empty());
+}
+
+#[test]
+fn a_pull_that_the_store_has_no_slots_for_does_not_complete() {
+    let disks = Disks::new(&[entries(GROUP, 3, 3)]);
+    let mut shard = disks.open([GROUP], &view_of_three()).shard;
+    let offer = PeerBody::Offer { term: Term(1), applied: Index(9) };
+    let out = turn(&mut shard, 0, [from_leader(GROUP, offer)]);
+    let [(attempt, ..)] = out.pulls[..] else { panic!("{:?}", out.pulls) };
+    let view = view_of_three();
+    let at = Position { index: Index(9), term: Term(1) };
+    let (conf, volumes) = (view.founders_conf(), view.volumes);
+    // Each chunk takes 64 slots.
+    let chunks = (0..4).map(|chunk| {
+        let at = PullChunk { volume: VOLUME, layer: Layer(0), chunk: ChunkIndex(chunk) };
+        PullItem::Zeros { at, first: 0, blocks: CHUNK_BLOCKS }
+    });
+    let frames = [
+        PullFrame::Begin { at, source: OTHERS[0], conf, volumes },
+        PullFrame::Batch { newest: Index(9), items: chunks.collect() },
+        PullFrame::End,
+    ];
+    let frames = frames.map(|frame| Input::PullFrame { attempt, group: GROUP, frame });
+    let out = turn(&mut shard, 0, frames);
+    let is_pulled = |message: &PeerMessage| matches!(message.body, PeerBody::Pulled { .. });
+    assert!(!out.messages.iter().any(|(_, message)| is_pulled(message)), "{:?}", out.messages);
+    assert_eq!(out.cancelled, [attempt]);
 }
 
 #[test]
