@@ -30,6 +30,7 @@ mod server;
 mod setup;
 mod suites;
 mod tidy;
+mod volume;
 mod web;
 
 use std::path::PathBuf;
@@ -122,6 +123,9 @@ enum Task {
     ///
     /// They are installed through apt-get, like the tools of `cargo xtask test`.
     Nbd,
+    /// Kill, stop and cut off the servers of a replicated volume under load, and kill its exporter;
+    /// each acknowledged write must be read back: a campaign. Needs fio.
+    Volume(VolumeOptions),
     /// Write many bytes through a small WAL and read all of them back: a campaign.
     Endless(EndlessOptions),
     /// Build the release binary: target/dist/alluvium, with its debug information in
@@ -225,6 +229,18 @@ struct VolumeSimOptions {
     /// Further options of the simulation, such as `-- --seed 7` to replay one seed.
     #[arg(last = true)]
     rest: Vec<String>,
+}
+
+#[derive(Args)]
+struct VolumeOptions {
+    /// Number of rounds; each ends with all processes running and progress on each connection.
+    #[arg(long, default_value_t = 20)]
+    rounds: u32,
+    /// Seed of the faults and of the load. Default: from the clock; it is printed.
+    #[arg(long)]
+    seed: Option<u64>,
+    #[command(flatten)]
+    server: ServerOptions,
 }
 
 #[derive(Args)]
@@ -405,6 +421,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Nbd => Ok(suites::nbd_clients(&root)),
         Task::Dist => Ok(dist::run(&root)),
         Task::Bench(bench) => bench::run(&root, &bench),
+        Task::Volume(options) => suites::volume_campaign(&root, &options),
         Task::Endless(options) => suites::endless_campaign(&root, &options),
     }
 }

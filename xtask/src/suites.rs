@@ -17,9 +17,9 @@ use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
     CompactedOptions, DamageOptions, EndlessOptions, Error, ExactlyOnceOptions, HostileOptions,
-    KillOptions, ModelOptions, S3Options, SimOptions, Suite, TestOptions, VolumeSimOptions,
-    compacted, compat, damage, endless, exactly_once, gate, hostile, kcat, kill, loom, redis, s3,
-    setup,
+    KillOptions, ModelOptions, S3Options, SimOptions, Suite, TestOptions, VolumeOptions,
+    VolumeSimOptions, compacted, compat, damage, endless, exactly_once, gate, hostile, kcat, kill,
+    loom, redis, s3, setup, volume,
 };
 
 /// Far above the duration of any suite: it keeps a suite that hangs from blocking the rest.
@@ -224,6 +224,18 @@ pub(crate) fn damage_campaign(root: &Path, options: &DamageOptions) -> Result<Re
     report.suite("damage", || {
         let campaign = damage::Campaign::of(options, clock);
         damage::run(&campaign, &bench.binary, &bench.directory("damage"))
+    });
+    Ok(report)
+}
+
+/// `cargo xtask volume`.
+pub(crate) fn volume_campaign(root: &Path, options: &VolumeOptions) -> Result<Report, Error> {
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let seed = options.seed.unwrap_or(clock);
+    let mut report = Report::default();
+    report.suite("volume", || {
+        volume::run(&bench.binary, &bench.directory("volume"), options.rounds, seed)
     });
     Ok(report)
 }

@@ -1,0 +1,130 @@
+//! The processes of the campaign: three servers, an exporter, and the commands that look at them.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Error;
+use crate::exec::wait;
+use crate::server::clean;
+
+/// A start, or a stop by SIGTERM.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A process that is started again and again, with a log of its own. It is killed when dropped.
+pub(super) struct Process {
+    name: String,
+    binary: PathBuf,
+    arguments: Vec<String>,
+    log: PathBuf,
+    /// The text of the log that states that it is ready.
+    ready: &'static str,
+    child: Option<Child>,
+}
+
+impl Process {
+    pub(super) fn new(
+        name: &str,
+        binary: &Path,
+        directory: &Path,
+        arguments: Vec<String>,
+        ready: &'static str,
+    ) -> Self {
+        let log = directory.join(format!("{name}.log"));
+        Self { name: name.to_owned(), binary: binary.into(), arguments, log, ready, child: None }
+    }
+
+    /// Starts it, and returns when it is ready.
+    pub(super) fn start(&mut self) -> Result<(), Error> {
+        let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
+        let before = log.metadata()?.len() as usize;
+        let mut command = clean(&self.binary);
+        let stdout: File = log.try_clone()?;
+        command.args(&self.arguments).stdin(Stdio::null()).stdout(stdout).stderr(log);
+        self.child = Some(command.spawn()?);
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let log = fs::read(&self.log)?;
+            if String::from_utf8_lossy(&log[before..]).contains(self.ready) {
+                return Ok(());
+            }
+            self.check()?;
+            if Instant::now() >= deadline {
+                return Err(format!("{} is not ready after {LIMIT:?}", self.name).into());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// Fails if the process has ended by itself.
+    pub(super) fn check(&mut self) -> Result<(), Error> {
+        let ended = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
+        match ended {
+            None => Ok(()),
+            Some(status) => {
+                let log = self.log.display();
+                Err(format!("{} has ended with {status}; its log is {log}", self.name).into())
+            }
+        }
+    }
+
+    pub(super) fn signal(&self, signal: Signal) -> Result<(), Error> {
+        let child = self.child.as_ref().ok_or("the process is not running")?;
+        Ok(kill_process(Pid::from_child(child), signal)?)
+    }
+
+    /// Ends it with SIGKILL.
+    pub(super) fn kill(&mut self) -> Result<(), Error> {
+        if let Some(mut child) = self.child.take() {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Ends it with SIGTERM, which it must answer with exit code 0.
+    pub(super) fn stop(&mut self) -> Result<(), Error> {
+        self.signal(Signal::TERM)?;
+        let mut child = self.child.take().expect("it was signalled");
+        match wait(&mut child, LIMIT)? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(format!("{} ended with {status} after SIGTERM", self.name).into()),
+            None => Err(format!("{} ran for {LIMIT:?} after SIGTERM", self.name).into()),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A process that is stopped is killed too; the error is of no use here.
+        drop(self.kill());
+    }
+}
+
+/// Reads a metric of the server whose metrics are at this address.
+pub(super) fn metric(address: SocketAddr, name: &str) -> Result<u64, Error> {
+    let mut connection = TcpStream::connect(address)?;
+    write!(connection, "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let mut text = String::new();
+    connection.read_to_string(&mut text)?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let line = line.ok_or_else(|| format!("no metric {name}"))?;
+    Ok(line.trim().parse::<f64>()? as u64)
+}
+
+/// A command of the binary about the volumes of a cluster.
+pub(super) fn volume_command(binary: &Path, coordination: SocketAddr, words: &[&str]) -> Command {
+    let mut command = clean(binary);
+    command.arg("volume").args(words).arg("--coordination").arg(coordination.to_string());
+    command
+}
