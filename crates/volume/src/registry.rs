@@ -66,7 +66,7 @@ pub enum RegistryError {
         peer: PeerId,
     },
     /// A volume has the name.
-    #[error("volume {volume} has the name {name}")]
+    #[error("the name {name} is taken: volume {volume} exists with it")]
     NameTaken {
         /// The name.
         name: String,
@@ -80,7 +80,7 @@ pub enum RegistryError {
     #[error("volume {0} is being deleted")]
     Deleting(VolumeId),
     /// Another process has the volume attached, and its lease is fresh.
-    #[error("volume {volume} is attached by {owner}; detach it there, or take it over")]
+    #[error("volume {volume} is attached by {owner}; stop that process, or use --take")]
     Attached {
         /// The volume.
         volume: VolumeId,

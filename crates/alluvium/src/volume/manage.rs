@@ -32,7 +32,7 @@ pub(super) struct Common {
 /// Create a volume. It takes no space before it is written.
 #[derive(Args, Debug)]
 pub(crate) struct CreateArgs {
-    /// Name: 1 to 249 letters, digits, dots, underscores and hyphens.
+    /// Name: 1 to 128 letters, digits, dots, underscores and hyphens.
     name: String,
     /// Size: a multiple of 4KiB, at most 64TiB.
     #[arg(long, value_name = "SIZE")]

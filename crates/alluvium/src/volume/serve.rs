@@ -23,6 +23,10 @@ use crate::progress::Meter;
 use crate::serve::Signals;
 use crate::units::Size;
 
+/// The smallest log that is created: its ring holds twice the window of the log, with some reserve
+/// for headers.
+const MIN_WAL_BYTES: u64 = 160 << 20;
+
 /// Serve volumes: one of the servers of a cluster, with a write-ahead log and a store of its own.
 ///
 /// A new server formats its two devices, if they are empty, and registers itself. Three servers
@@ -40,7 +44,7 @@ pub(crate) struct ServeArgs {
     /// Write-ahead log: a raw block device, or a file. Nothing else may use it.
     #[arg(long, value_name = "PATH")]
     wal: PathBuf,
-    /// Size of a write-ahead log that is a new file.
+    /// Size of a write-ahead log that is a new file; at least 160MiB.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     wal_capacity: Size,
     /// Store of the blocks: a raw block device, or a file. Nothing else may use it.
@@ -104,6 +108,13 @@ pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
             "listen is {listen}, which is reachable from the network, and the protocol has no \
              encryption: use a loopback address, or give --allow-plaintext-network if every \
              machine that reaches it is trusted"
+        )));
+    }
+    if args.wal_capacity.bytes < MIN_WAL_BYTES && !args.wal.exists() {
+        return Err(Failure::Usage(format!(
+            "--wal-capacity is {}, but a log needs {} at least",
+            args.wal_capacity,
+            Size { bytes: MIN_WAL_BYTES },
         )));
     }
     let runtime = runtime()?;

@@ -3,6 +3,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod log;
+pub mod nbd;
 pub mod produce;
 
 use std::fmt::Write as _;
@@ -156,6 +157,11 @@ impl Server {
         server.redis = after(&ready, "redis on ").expect("the line names the port of clients");
         server.admin = after(&ready, "http://");
         server
+    }
+
+    /// Starts a command that serves, and waits for a line of its log.
+    pub fn start_until(command: Command, ready: &str) -> Self {
+        Self::spawn(command, ready).0
     }
 
     fn spawn(mut command: Command, ready: &str) -> (Self, String) {

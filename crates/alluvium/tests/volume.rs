@@ -1,0 +1,254 @@
+//! `alluvium volume` with the built binary: three servers, an export, and a client of the NBD
+//! protocol.
+
+mod support;
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use support::nbd::{Nbd, SHUTDOWN};
+use support::{Server, alluvium, contains, ok, ok_json, refused};
+
+const BLOCK: usize = 4096;
+const READY: &str = " is ready: ";
+const EXPORTED: &str = " is exported: ";
+/// Longer than anything takes; only something that hangs reaches it.
+const HANGS: Duration = Duration::from_secs(120);
+
+/// A cluster in a directory of its own.
+struct Cluster {
+    directory: tempfile::TempDir,
+    coordination: String,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self { directory, coordination: free_address() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn words<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
+        [&["volume"], words, &["--coordination", &self.coordination]].concat()
+    }
+
+    fn ok(&self, words: &[&str]) -> String {
+        ok(&self.words(words))
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        ok_json(&self.words(&[words, &["--json"]].concat()))
+    }
+
+    #[track_caller]
+    fn refused(&self, words: &[&str], parts: &[&str]) {
+        contains(&refused(1, &self.words(words)), parts);
+    }
+
+    /// The command of a server with this log and this store. The first one hosts the coordination
+    /// service.
+    fn serve(&self, log: usize, store: usize) -> Command {
+        let mut command = alluvium();
+        command.args(self.words(&["serve", "--listen", "127.0.0.1:0"]));
+        command.args(["--wal-capacity", "160MiB", "--store-capacity", "64MiB"]);
+        command.arg("--wal").arg(self.path(&format!("wal{log}")));
+        command.arg("--store").arg(self.path(&format!("store{store}")));
+        if log == 1 {
+            command.arg("--coordination-file").arg(self.path("coordination"));
+        }
+        command
+    }
+
+    fn start(&self, server: usize) -> Server {
+        Server::start_until(self.serve(server, server), READY)
+    }
+
+    fn export(&self, name: &str, socket: &Path, more: &[&str]) -> Server {
+        let mut command = alluvium();
+        command.args(self.words(&["export", name])).arg("--socket").arg(socket).args(more);
+        Server::start_until(command, EXPORTED)
+    }
+
+    /// The replicas of a volume, as `volume info` shows them.
+    fn replicas(&self, name: &str) -> Vec<Value> {
+        self.json(&["info", name])["replicas"].as_array().unwrap().clone()
+    }
+}
+
+/// A free address outside of the range of ephemeral ports: a client that connects to a server that
+/// is down could get its port otherwise, and connect to itself.
+fn free_address() -> String {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    loop {
+        let port = std::process::id() as u16 % 100 * 100 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 20_000 + port % 10_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return format!("127.0.0.1:{port}");
+        }
+    }
+}
+
+fn pattern(number: u8) -> Vec<u8> {
+    (0..BLOCK).map(|at| number ^ at as u8 ^ (at >> 8) as u8).collect()
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < HANGS, "{what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_volume_keeps_acknowledged_writes_when_its_leader_and_its_exporter_are_killed() {
+    let cluster = Cluster::new();
+    let mut servers: Vec<_> = (1..=3).map(|server| Some(cluster.start(server))).collect();
+    let created = cluster.json(&["create", "disk", "--size", "1GiB"]);
+    assert_eq!(created, json!({ "name": "disk", "id": 1, "bytes": 1 << 30 }));
+    let socket = cluster.path("nbd.sock");
+    let mut export = cluster.export("disk", &socket, &[]);
+    let mut nbd = Nbd::open(&socket);
+    assert_eq!(nbd.size_bytes, 1 << 30);
+
+    let at = |number: u8| u64::from(number) * 3 * BLOCK as u64 + 100;
+    let mut written = 0;
+    let mut write = |nbd: &mut Nbd, count: u8| {
+        for number in written..written + count {
+            assert_eq!(nbd.write(at(number), &pattern(number)).unwrap(), 0);
+        }
+        written += count;
+        for number in 0..written {
+            assert!(nbd.read(at(number), BLOCK) == pattern(number), "block {number} is lost");
+        }
+    };
+    write(&mut nbd, 20);
+    let replicas = cluster.replicas("disk");
+    assert_eq!(replicas.len(), 3);
+    let leader = replicas.iter().find(|replica| replica["role"] == "leader").unwrap();
+    let leader = leader["server"].as_u64().unwrap() as usize;
+
+    servers[leader - 1].take().unwrap().stop(Signal::KILL);
+    write(&mut nbd, 20);
+    servers[leader - 1] = Some(cluster.start(leader));
+    write(&mut nbd, 20);
+
+    drop(nbd);
+    export.stop(Signal::KILL);
+    // The registry has not noticed the end of the process yet, or it has: --take is right in both.
+    export = cluster.export("disk", &socket, &["--take"]);
+    let mut nbd = Nbd::open(&socket);
+    write(&mut nbd, 20);
+    wait_until("the replicas are exact at the same index", || {
+        let replicas = cluster.replicas("disk");
+        let all = |key: &str, value: &Value| replicas.iter().all(|replica| replica[key] == *value);
+        all("state", &json!("exact")) && all("applied", &replicas[0]["last"])
+    });
+
+    let list = cluster.json(&["list"]);
+    let epoch = list[0]["epoch"].as_u64().unwrap();
+    assert!(epoch >= 2, "{list}");
+    let socket_text = socket.to_str().unwrap();
+    let expected = json!([{
+        "name": "disk", "id": 1, "bytes": 1 << 30, "regions": 1, "state": "available",
+        "attached_by": socket_text, "epoch": epoch,
+    }]);
+    assert_eq!(list, expected);
+    contains(&cluster.ok(&["list"]), &["disk", "1GiB", "available", socket_text]);
+    let info = cluster.json(&["info", "disk"]);
+    assert_eq!(info["attached_at"], socket_text);
+    let text = cluster.ok(&["info", "disk"]);
+    contains(&text, &["volume disk: 1GiB", "leader", "follower", "exact", socket_text]);
+    let status = cluster.json(&["status"]);
+    let status = status.as_array().unwrap();
+    assert_eq!(status.len(), 3);
+    for server in status {
+        assert_eq!((&server["error"], &server["replicas"]), (&Value::Null, &json!(1)), "{server}");
+        assert_eq!(server["not_exact"], 0, "{server}");
+    }
+    let leaders: u64 = status.iter().map(|server| server["leaders"].as_u64().unwrap()).sum();
+    assert_eq!(leaders, 1);
+    contains(&cluster.ok(&["status"]), &["SERVER", "ok"]);
+
+    // A volume that is attached is taken only on request; then the older attachment is fenced.
+    cluster.refused(&["attach", "disk"], &[socket_text, "--take"]);
+    let attached = cluster.json(&["attach", "disk", "--take"]);
+    assert_eq!(attached, json!({ "name": "disk", "epoch": epoch + 1 }));
+    assert_eq!(nbd.write(at(0), &pattern(255)).unwrap(), SHUTDOWN);
+    drop(nbd);
+    let (status, log) = export.stop(Signal::TERM);
+    assert!(status.success(), "{log}");
+    let export = cluster.export("disk", &socket, &[]);
+    let mut nbd = Nbd::open(&socket);
+    write(&mut nbd, 1);
+    drop(nbd);
+    let (status, log) = export.stop(Signal::TERM);
+    assert!(status.success(), "{log}");
+    assert!(!socket.exists());
+
+    assert_eq!(cluster.json(&["delete", "disk"]), json!(["disk"]));
+    wait_until("the volume is gone", || cluster.json(&["list"]) == json!([]));
+    wait_until("the replicas are gone", || {
+        let status = cluster.json(&["status"]);
+        status.as_array().unwrap().iter().all(|server| server["replicas"] == 0)
+    });
+    for server in servers.into_iter().rev() {
+        let (status, log) = server.unwrap().stop(Signal::TERM);
+        assert!(status.success(), "{log}");
+    }
+}
+
+#[test]
+fn wrong_usage_of_volumes_is_explained() {
+    let cluster = Cluster::new();
+    let create = |name, size| ["create", name, "--size", size];
+    // Nothing listens there yet.
+    for words in [&["list"][..], &["info", "disk"], &create("disk", "1GiB")] {
+        cluster.refused(words, &["cannot be reached", &cluster.coordination]);
+    }
+    let first = cluster.start(1);
+    cluster.ok(&create("disk", "1GiB"));
+    cluster.refused(&create("disk", "2GiB"), &["disk is taken"]);
+    cluster.refused(&create("other", "5000"), &["5000", "multiple of 4096"]);
+    cluster.refused(&create("a/b", "1GiB"), &["a/b", "not a name"]);
+    let missing = ["volume missing does not exist"];
+    let socket = cluster.path("nbd.sock");
+    let export = ["export", "missing", "--socket", socket.to_str().unwrap()];
+    for words in [&["info", "missing"][..], &["attach", "missing"], &["delete", "missing"], &export]
+    {
+        cluster.refused(words, &missing);
+    }
+    let said = refused(2, &cluster.words(&["export", "disk"]));
+    contains(&said, &["--socket"]);
+    let said = refused(2, &cluster.words(&["export", "disk", "--listen", "0.0.0.0:0"]));
+    contains(&said, &["--allow-plaintext-network"]);
+
+    // Another process with the devices of a running server.
+    let fails = |mut command: Command, parts: &[&str]| {
+        let output = command.output().unwrap();
+        let said = support::stderr(&output);
+        assert!(!output.status.success(), "{said}");
+        contains(&said, parts);
+    };
+    fails(cluster.serve(1, 1), &["wal1", "in use"]);
+    // A server with the store of another one, and one without the log that it had.
+    drop(cluster.start(2).stop(Signal::TERM));
+    drop(cluster.start(3).stop(Signal::TERM));
+    fails(cluster.serve(3, 2), &["server 2", "not with these"]);
+    fails(cluster.serve(4, 2), &["server 2", "not with these"]);
+    let [log, store] = ["wal5", "store5"].map(|name| cluster.path(name).display().to_string());
+    let small = ["serve", "--wal", &log, "--wal-capacity", "16MiB", "--store", &store];
+    contains(&refused(2, &cluster.words(&small)), &["--wal-capacity", "160MiB"]);
+    assert!(!cluster.path("wal5").exists());
+    drop(cluster.start(2).stop(Signal::TERM));
+    let (status, log) = first.stop(Signal::TERM);
+    assert!(status.success(), "{log}");
+}
