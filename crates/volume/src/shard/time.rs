@@ -1,6 +1,6 @@
 //! Ticks, elections, and connections to other servers.
 
-use raft::{ProgressState, SnapshotStatus};
+use raft::{ProgressState, SnapshotStatus, StateRole};
 
 use super::replica::Replica;
 use super::{Output, Shard};
@@ -13,6 +13,11 @@ const FIRST_CAMPAIGNS_MS: [u64; 4] = [0, 50, 150, 400];
 /// Time between the proof that a leader's process is gone and the election, and its random part.
 const CAMPAIGN_MS: u64 = 50;
 const CAMPAIGN_RANDOM_MS: u64 = 150;
+/// Elections for one such proof, and the time between two. The first one can fail: a replica whose
+/// own proof comes later still follows the leader, and ignores requests for its vote. The election
+/// timeout would be a second at least.
+const CAMPAIGNS: u64 = 8;
+const CAMPAIGN_AGAIN_MS: u64 = 150;
 
 impl Shard {
     /// Advances time. Ticks that were missed, because the process did not run, are left out: they
@@ -70,21 +75,25 @@ impl Shard {
                     replica.raft.raft.become_follower(term, raft::INVALID_ID);
                     let bytes = [self.options.seed, replica.peer.0, term].map(u64::to_le_bytes);
                     let random = u64::from(crc32c::crc32c(&bytes.concat())) % CAMPAIGN_RANDOM_MS;
-                    self.campaigns.insert((self.now + CAMPAIGN_MS + random, replica.group));
+                    let first = self.now + CAMPAIGN_MS + random;
+                    let times = (0..CAMPAIGNS).map(|count| first + count * CAMPAIGN_AGAIN_MS);
+                    self.campaigns.extend(times.map(|time| (time, replica.group)));
                 }
             }
             self.dirty.insert(replica.group);
         }
     }
 
-    /// Holds the elections that are due because a leader's process is gone.
+    /// Holds the elections that are due, of groups that have no leader.
     fn campaign(&mut self) {
         while let Some((at, group)) = self.campaigns.first().copied().filter(|it| it.0 <= self.now)
         {
             self.campaigns.remove(&(at, group));
             let Some(replica) = self.replicas.get_mut(&group) else { continue };
             let may_campaign = replica.takes_part() && !replica.is_installing();
-            if may_campaign && replica.leader() == PeerId(raft::INVALID_ID) {
+            // The votes of an election that has begun may still arrive.
+            let has_begun = replica.raft.raft.state == StateRole::Candidate;
+            if may_campaign && !has_begun && replica.leader() == PeerId(raft::INVALID_ID) {
                 drop(replica.raft.campaign());
                 self.dirty.insert(group);
             }
