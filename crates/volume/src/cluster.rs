@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use alluvium_coordination::keys::Keys;
 use alluvium_coordination::{Coordination, KeptLease};
@@ -24,8 +24,11 @@ use crate::types::{AttachEpoch, GroupId, Layer, ServerId, VolumeId};
 
 /// Time for which the registry considers a gateway alive that it does not hear from.
 const ATTACH_LEASE: Duration = Duration::from_secs(5);
-/// Pause before another attempt to connect to a server.
+/// Time after a failed attempt to connect to a server in which no other one is made.
 const RECONNECT: Duration = Duration::from_millis(100);
+/// Time for the registry to name another address of a server that does not answer at the known
+/// one. The registry may be on that server.
+const ADDRESS: Duration = Duration::from_millis(200);
 
 /// The servers of a cluster.
 pub struct Cluster {
@@ -37,7 +40,17 @@ pub struct Cluster {
 }
 
 /// The connection to a server. One task at a time connects.
-type Slot = tokio::sync::Mutex<Option<Arc<ClientConnection>>>;
+type Slot = tokio::sync::Mutex<Reached>;
+
+/// How a server is reached.
+#[derive(Default)]
+struct Reached {
+    connection: Option<Arc<ClientConnection>>,
+    /// The address of the last connection.
+    address: Option<String>,
+    /// When the last attempt to connect has failed.
+    failed: Option<Instant>,
+}
 
 /// What a process attaches a volume with.
 #[derive(Clone, Debug)]
@@ -103,32 +116,61 @@ impl Cluster {
     async fn connection(&self, server: ServerId) -> Option<Arc<ClientConnection>> {
         let slot = Arc::clone(self.connections.lock().entry(server).or_default());
         let mut slot = slot.lock().await;
-        if let Some(connection) = slot.as_ref().filter(|connection| !connection.is_closed()) {
+        if let Some(connection) = slot.connection.as_ref().filter(|it| !it.is_closed()) {
             return Some(Arc::clone(connection));
         }
-        // Read each time: the server may have another address or opening by now.
-        let known = match self.registry().server(server).await {
-            Ok(known) => known.value,
+        // The tasks that have waited for a failed attempt do not repeat it one after the other.
+        if slot.failed.is_some_and(|failed| failed.elapsed() < RECONNECT) {
+            return None;
+        }
+        slot.connection = None;
+        slot.failed = None;
+        // First the address of the last connection: the registry may be away, even with the same
+        // server. A server that has another address does not answer there.
+        let mut connected = None;
+        if let Some(address) = slot.address.clone() {
+            connected = self.connect(server, &address).await;
+        }
+        if connected.is_none() {
+            let address = match &slot.address {
+                None => self.address(server).await,
+                Some(_) => tokio::time::timeout(ADDRESS, self.address(server)).await.ok().flatten(),
+            };
+            let address = address.filter(|it| slot.address.as_ref() != Some(it));
+            if let Some(address) = address {
+                connected = self.connect(server, &address).await;
+                slot.address = connected.is_some().then_some(address).or(slot.address.take());
+            }
+        }
+        slot.failed = connected.is_none().then(Instant::now);
+        slot.connection.clone_from(&connected);
+        connected
+    }
+
+    /// The address of a server in the registry.
+    async fn address(&self, server: ServerId) -> Option<String> {
+        match self.registry().server(server).await {
+            Ok(known) => {
+                let known = known.value;
+                let (store, wal) = (known.store, known.wal);
+                let (mark, incarnation) = (known.mark, known.incarnation);
+                let record = ServerRecord { store, wal, mark, incarnation };
+                self.directory.lock().update(server, record);
+                Some(known.address)
+            }
             Err(error) => {
                 tracing::debug!(%server, %error, "a server was not found");
-                return None;
+                None
             }
-        };
-        let (store, wal) = (known.store, known.wal);
-        let record = ServerRecord { store, wal, mark: known.mark, incarnation: known.incarnation };
-        self.directory.lock().update(server, record);
+        }
+    }
+
+    async fn connect(&self, server: ServerId, address: &str) -> Option<Arc<ClientConnection>> {
         let directory = Some(&self.directory);
-        match ClientConnection::connect(&self.local, &known.address, Some(server), directory).await
-        {
-            Ok(connection) => {
-                let connection = Arc::new(connection);
-                *slot = Some(Arc::clone(&connection));
-                Some(connection)
-            }
+        match ClientConnection::connect(&self.local, address, Some(server), directory).await {
+            Ok(connection) => Some(Arc::new(connection)),
             Err(error) => {
-                tracing::debug!(%server, address = known.address, %error, "not connected");
-                // The tasks that wait for this one would all connect anew.
-                tokio::time::sleep(RECONNECT).await;
+                tracing::debug!(%server, address, %error, "not connected");
                 None
             }
         }
