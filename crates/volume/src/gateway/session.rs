@@ -27,7 +27,8 @@ use users::User;
 
 /// The lowest delay between retries, which doubles up to [`GREATEST_DELAY`].
 const LOWEST_DELAY: Duration = Duration::from_millis(10);
-const GREATEST_DELAY: Duration = Duration::from_secs(1);
+/// After a leader's process has ended there is another leader within a few 100 ms.
+const GREATEST_DELAY: Duration = Duration::from_millis(250);
 
 /// The session of an attachment.
 #[derive(Debug)]

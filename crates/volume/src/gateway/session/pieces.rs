@@ -19,6 +19,10 @@ const MAX_HINTS: u32 = 2;
 /// A leader that has a copy gets another one when it has not answered for this time.
 const LOST_AFTER: Duration = Duration::from_secs(5);
 
+/// Time after which the other replicas are asked again when one has named a leader that does not
+/// answer: they may have another leader by then.
+const SILENT_LEADER: Duration = Duration::from_millis(500);
+
 /// Bounds of the delay after `Busy`.
 const BUSY_DELAY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(5));
 
@@ -375,8 +379,7 @@ impl Session {
         if piece.copies.iter().any(is_asked) {
             // The leader is slow, and another copy would not make it faster.
             group.leader.get_or_insert(hint);
-            let at = self.now + piece.patience();
-            return self.set_wake(id, at, Wake::Copy);
+            return self.set_wake(id, self.now + SILENT_LEADER, Wake::Copy);
         }
         piece.hints += 1;
         if piece.hints > MAX_HINTS {
