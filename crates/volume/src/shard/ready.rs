@@ -31,7 +31,8 @@ impl Shard {
     pub(super) fn step(&mut self, group: GroupId, mut message: Message, out: &mut Output) {
         let ring_is_full = self.ring_is_above(3, 4);
         let Some(replica) = self.replicas.get_mut(&group) else { return };
-        if replica.is_installing() {
+        // What was on its way when the leader's process ended would make it the leader again.
+        if replica.is_installing() || replica.is_of_gone_leader(&message, self.now) {
             return;
         }
         if self.options.refuses(replica, &message, ring_is_full) {

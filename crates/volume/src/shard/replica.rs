@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use alluvium_wal::LogOffset;
-use raft::eraftpb::{Entry, HardState as RaftHardState, Message};
+use raft::eraftpb::{Entry, HardState as RaftHardState, Message, MessageType};
 use raft::{Config, RawNode, StateRole};
 
 use crate::group::GroupView;
@@ -172,6 +172,9 @@ pub(super) struct Replica {
     pub(super) snapshots: BTreeMap<PeerId, u64>,
     /// When an offer of a pull was sent last, by target.
     pub(super) offered: BTreeMap<PeerId, u64>,
+    /// A leader whose process has ended, its term, and the time until which what it has sent may
+    /// still arrive.
+    pub(super) gone: Option<(PeerId, Term, u64)>,
     /// Ticks for which an election is delayed, and the term and leader for which that was drawn.
     delay: u32,
     drawn: (u64, u64),
@@ -264,6 +267,7 @@ impl Replica {
             pins: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             offered: BTreeMap::new(),
+            gone: None,
             delay: 0,
             drawn: (u64::MAX, 0),
             broken,
@@ -300,6 +304,16 @@ impl Replica {
     /// The leader that the replica follows; 0 for none.
     pub(super) fn leader(&self) -> PeerId {
         PeerId(self.raft.raft.leader_id)
+    }
+
+    /// Whether a leader has sent a message before its process ended.
+    pub(super) fn is_of_gone_leader(&self, message: &Message, now: u64) -> bool {
+        use MessageType::{MsgAppend, MsgHeartbeat, MsgSnapshot};
+        let Some((peer, term, _)) = self.gone.filter(|(.., until)| now < *until) else {
+            return false;
+        };
+        matches!(message.get_msg_type(), MsgAppend | MsgHeartbeat | MsgSnapshot)
+            && (PeerId(message.from), Term(message.term)) == (peer, term)
     }
 
     pub(super) fn term(&self) -> Term {

@@ -18,6 +18,9 @@ const CAMPAIGN_RANDOM_MS: u64 = 150;
 /// timeout would be a second at least.
 const CAMPAIGNS: u64 = 8;
 const CAMPAIGN_AGAIN_MS: u64 = 150;
+/// Time in which messages of a leader whose process is gone are dropped. They were on their way, on
+/// another connection than the one that was refused, and would make it the leader again.
+const GONE_MS: u64 = 1000;
 
 impl Shard {
     /// Advances time. Ticks that were missed, because the process did not run, are left out: they
@@ -73,6 +76,7 @@ impl Shard {
                     // While a replica follows a leader, it ignores requests for its vote.
                     let term = replica.raft.raft.term;
                     replica.raft.raft.become_follower(term, raft::INVALID_ID);
+                    replica.gone = Some((peer, Term(term), self.now + GONE_MS));
                     let bytes = [self.options.seed, replica.peer.0, term].map(u64::to_le_bytes);
                     let random = u64::from(crc32c::crc32c(&bytes.concat())) % CAMPAIGN_RANDOM_MS;
                     let first = self.now + CAMPAIGN_MS + random;
