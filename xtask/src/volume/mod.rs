@@ -62,7 +62,7 @@ struct Figures {
     exporter_kills: u32,
     fio_runs: u32,
     installs: u64,
-    /// Longest waits of operations, by what was done to a leader.
+    /// Longest waits of operations, by what was done to a leader while all replicas were exact.
     killed_leader: Vec<Duration>,
     stopped_leader: Vec<Duration>,
     /// Writes acknowledged while one server was killed.
@@ -177,7 +177,10 @@ impl Campaign {
         *self.figures.rounds.entry(fault).or_default() += 1;
         let victim = self.rng.below(SERVERS as u64) as usize;
         // Leaders of groups before the fault. A wait is one for a new leader only then.
-        let is_leader = self.leaders()?.contains(&victim);
+        let replicas = self.replicas()?;
+        let is_leader = leaders(&replicas).contains(&victim);
+        // A replica that installs takes no part in elections: its server is not back yet.
+        let installing = replicas.iter().filter(|replica| replica["state"] != "exact").count();
         // The exporter cannot start without the coordination service, which server 1 hosts.
         let coordination_is_away = victim == 0 && fault != Fault::Exporter;
         let kills_exporter = fault == Fault::Exporter
@@ -203,7 +206,7 @@ impl Campaign {
             }
         }
         let longest = self.checker.longest_wait(began);
-        if !kills_exporter && is_leader {
+        if !kills_exporter && is_leader && installing == 0 {
             match fault {
                 Fault::Kill => self.figures.killed_leader.push(longest),
                 Fault::Stop => self.figures.stopped_leader.push(longest),
@@ -214,8 +217,12 @@ impl Campaign {
             self.figures.writes_by_two += written_during;
         }
         let of_leader = if is_leader { ", a leader" } else { "" };
+        let of_installing = match installing {
+            0 => String::new(),
+            count => format!(", {count} replicas not exact before"),
+        };
         println!(
-            "round {round}: {text}{of_leader}{}{}; {written_during} writes meanwhile, longest wait \
+            "round {round}: {text}{of_leader}{of_installing}{}{}; {written_during} writes meanwhile, longest wait \
              {} ms, started again in {} ms",
             if kills_exporter { ", exporter killed" } else { "" },
             if fio.is_some() { ", fio" } else { "" },
@@ -366,14 +373,6 @@ impl Campaign {
         Ok(())
     }
 
-    /// The servers with leaders, counted from 0.
-    fn leaders(&self) -> Result<Vec<usize>, Error> {
-        let replicas = self.replicas()?;
-        let leaders = replicas.iter().filter(|replica| replica["role"] == "leader");
-        let server = |replica: &serde_json::Value| replica["server"].as_u64().unwrap_or(0) as usize;
-        Ok(leaders.map(server).filter_map(|server| server.checked_sub(1)).collect())
-    }
-
     fn replicas(&self) -> Result<Vec<serde_json::Value>, Error> {
         let words = ["info", NAME, "--json"];
         let info = output(&mut volume_command(&self.binary, self.coordination, &words))?;
@@ -456,9 +455,16 @@ impl Campaign {
         {
             let mut waits: Vec<_> = waits.iter().map(Duration::as_millis).collect();
             waits.sort_unstable();
-            println!("longest waits with a leader {what}, in ms: {waits:?}");
+            println!("longest waits with a leader {what} and all replicas exact, in ms: {waits:?}");
         }
     }
+}
+
+/// The servers with leaders, counted from 0.
+fn leaders(replicas: &[serde_json::Value]) -> Vec<usize> {
+    let leaders = replicas.iter().filter(|replica| replica["role"] == "leader");
+    let server = |replica: &serde_json::Value| replica["server"].as_u64().unwrap_or(0) as usize;
+    leaders.map(server).filter_map(|server| server.checked_sub(1)).collect()
 }
 
 const INSTALLS: &str = "alluvium_volume_installs_completed_total";
