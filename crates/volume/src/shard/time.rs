@@ -1,6 +1,6 @@
 //! Ticks, elections, and connections to other servers.
 
-use raft::{ProgressState, SnapshotStatus, StateRole};
+use raft::{ProgressState, SnapshotStatus};
 
 use super::replica::Replica;
 use super::{Output, Shard};
@@ -17,7 +17,7 @@ const CAMPAIGN_RANDOM_MS: u64 = 150;
 /// own proof comes later still follows the leader, and ignores requests for its vote. The election
 /// timeout would be a second at least.
 const CAMPAIGNS: u64 = 8;
-const CAMPAIGN_AGAIN_MS: u64 = 150;
+const CAMPAIGN_AGAIN_MS: u64 = 200;
 /// Time in which messages of a leader whose process is gone are dropped. They were on their way, on
 /// another connection than the one that was refused, and would make it the leader again.
 const GONE_MS: u64 = 1000;
@@ -77,10 +77,13 @@ impl Shard {
                     let term = replica.raft.raft.term;
                     replica.raft.raft.become_follower(term, raft::INVALID_ID);
                     replica.gone = Some((peer, Term(term), self.now + GONE_MS));
-                    let bytes = [self.options.seed, replica.peer.0, term].map(u64::to_le_bytes);
-                    let random = u64::from(crc32c::crc32c(&bytes.concat())) % CAMPAIGN_RANDOM_MS;
-                    let first = self.now + CAMPAIGN_MS + random;
-                    let times = (0..CAMPAIGNS).map(|count| first + count * CAMPAIGN_AGAIN_MS);
+                    let (seed, own) = (self.options.seed, replica.peer.0);
+                    let times = (0..CAMPAIGNS).map(|count| {
+                        let bytes = [seed, own, term, count].map(u64::to_le_bytes);
+                        let random = u64::from(crc32c::crc32c(&bytes.concat()));
+                        let first = self.now + CAMPAIGN_MS + random % CAMPAIGN_RANDOM_MS;
+                        first + count * CAMPAIGN_AGAIN_MS
+                    });
                     self.campaigns.extend(times.map(|time| (time, replica.group)));
                 }
             }
@@ -95,9 +98,8 @@ impl Shard {
             self.campaigns.remove(&(at, group));
             let Some(replica) = self.replicas.get_mut(&group) else { continue };
             let may_campaign = replica.takes_part() && !replica.is_installing();
-            // The votes of an election that has begun may still arrive.
-            let has_begun = replica.raft.raft.state == StateRole::Candidate;
-            if may_campaign && !has_begun && replica.leader() == PeerId(raft::INVALID_ID) {
+            // Also if it is a candidate already: two candidates may have split the votes.
+            if may_campaign && replica.leader() == PeerId(raft::INVALID_ID) {
                 drop(replica.raft.campaign());
                 self.dirty.insert(group);
             }
