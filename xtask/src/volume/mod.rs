@@ -222,8 +222,8 @@ impl Campaign {
             count => format!(", {count} replicas not exact before"),
         };
         println!(
-            "round {round}: {text}{of_leader}{of_installing}{}{}; {written_during} writes meanwhile, longest wait \
-             {} ms, started again in {} ms",
+            "round {round}: {text}{of_leader}{of_installing}{}{}; {written_during} writes \
+             meanwhile, longest wait {} ms, started again in {} ms",
             if kills_exporter { ", exporter killed" } else { "" },
             if fio.is_some() { ", fio" } else { "" },
             longest.as_millis(),

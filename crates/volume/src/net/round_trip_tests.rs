@@ -7,7 +7,7 @@ use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 
 use super::frame::Side::{Acceptor, Dialer};
 use super::tests::*;
-use super::{Position, *};
+use super::*;
 use crate::log::FinishedChunks;
 use crate::op::{Attach, BlockOp, BlockRange, Change, Configuration, Transition};
 use crate::request::*;
