@@ -71,6 +71,13 @@ impl Shard {
         applied: Index,
         out: &mut Output,
     ) {
+        let Some(replica) = self.replicas.get(&group) else { return };
+        // A pull that has ended waits for its leader, which may be gone: another one needs this
+        // replica to commit.
+        let is_of_earlier_leader = replica.target.as_ref().is_some_and(|it| it.leader.1 < term);
+        if is_of_earlier_leader && term >= replica.term() && !replica.is_installing() {
+            self.give_up_pull(group, out);
+        }
         let Some(replica) = self.replicas.get_mut(&group) else { return };
         let Some(server) = replica.view.peers.get(&leader).copied() else { return };
         let is_busy = replica.target.is_some() || replica.is_installing();
