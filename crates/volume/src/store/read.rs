@@ -205,7 +205,8 @@ impl Store {
         }
         let slot = self.slot(run.key, usize::from(block) / SLOT_BLOCKS);
         let used = slot.and_then(|slot| self.slots.used(slot));
-        used.is_none_or(|used| used.stamp > run.stamp)
+        // Another slot may have been reserved since, of which no word is set yet.
+        used.is_none_or(|used| used.stamp == 0 || used.stamp > run.stamp)
     }
 
     /// Completes a read if nothing of it is in progress.
