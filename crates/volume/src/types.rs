@@ -1,6 +1,7 @@
 //! Identities and positions. Each is a type of its own, so that the compiler keeps them apart.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
@@ -123,4 +124,9 @@ pub struct Parent {
     pub volume: VolumeId,
     /// The layer of that volume.
     pub layer: Layer,
+}
+
+/// The keys of all replicas of a group, in a map by group and replica.
+pub(crate) fn replicas_of(group: GroupId) -> RangeInclusive<(GroupId, PeerId)> {
+    (group, PeerId(0))..=(group, PeerId(u64::MAX))
 }

@@ -183,12 +183,7 @@ impl LogWriter {
         let parts: Vec<(Vec<&[u8]>, Bytes)> = queued.map(Encoded::parts).collect();
         let records: Vec<Parts<'_>> =
             parts.iter().map(|(head, body)| Parts { head, body }).collect();
-        let mut places = Vec::with_capacity(records.len());
-        match self.wal.append_batch(&records, &mut places) {
-            Ok(()) | Err(AppendError::WindowFull { .. } | AppendError::OverCapacity { .. }) => {}
-            Err(AppendError::Failed(error)) => return Err(error),
-            Err(error) => panic!("a record is within the bounds of the log: {error}"),
-        }
+        let places = self.append_records(&records)?;
         drop(parts);
         let mut places = places.into_iter();
         while self.placed < self.items.len() {
@@ -214,10 +209,17 @@ impl LogWriter {
     /// frees. `None` if there is no space for it either.
     pub(crate) fn append_now(&self, record: &Encoded) -> Result<Option<Placed>, WalError> {
         let (head, body) = record.parts();
-        let mut placed = Vec::with_capacity(1);
-        match self.wal.append_batch(&[Parts { head: &head, body: &body }], &mut placed) {
-            Ok(()) => Ok(placed.pop()),
-            Err(AppendError::WindowFull { .. } | AppendError::OverCapacity { .. }) => Ok(None),
+        let placed = self.append_records(&[Parts { head: &head, body: &body }])?;
+        Ok(placed.into_iter().next())
+    }
+
+    /// Appends records, as far as the log has space for them.
+    fn append_records(&self, records: &[Parts<'_>]) -> Result<Vec<Placed>, WalError> {
+        let mut placed = Vec::with_capacity(records.len());
+        match self.wal.append_batch(records, &mut placed) {
+            Ok(()) | Err(AppendError::WindowFull { .. } | AppendError::OverCapacity { .. }) => {
+                Ok(placed)
+            }
             Err(AppendError::Failed(error)) => Err(error),
             Err(error) => panic!("a record is within the bounds of the log: {error}"),
         }

@@ -33,8 +33,19 @@ pub(crate) fn conf_from_raft(conf: &eraftpb::ConfState) -> ConfState {
 }
 
 /// A hard state of raft.
-pub(crate) fn hard_state(state: &eraftpb::HardState) -> HardState {
+pub(crate) fn hard_state_from_raft(state: &eraftpb::HardState) -> HardState {
     HardState { term: Term(state.term), vote: PeerId(state.vote), commit: Index(state.commit) }
+}
+
+/// A hard state, as raft has it.
+pub(crate) fn hard_state_to_raft(state: HardState) -> eraftpb::HardState {
+    let HardState { term, vote, commit } = state;
+    eraftpb::HardState {
+        term: term.0,
+        vote: vote.0,
+        commit: commit.0,
+        ..eraftpb::HardState::default()
+    }
 }
 
 /// An entry of the log, as raft has it. In memory the blocks of a write are in `context`, apart

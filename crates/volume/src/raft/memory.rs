@@ -125,7 +125,8 @@ impl MemoryLog {
     }
 }
 
-fn position(entry: &Entry) -> Position {
+/// The position of an entry.
+pub(crate) fn position(entry: &Entry) -> Position {
     Position { index: Index(entry.index), term: Term(entry.term) }
 }
 

@@ -7,5 +7,8 @@ mod convert;
 mod memory;
 
 pub(crate) use check::{Check, Receiver, check};
-pub(crate) use convert::{conf_from_raft, conf_to_raft, entry_from_log, entry_to_log, hard_state};
-pub(crate) use memory::{MemoryLog, entry_bytes};
+pub(crate) use convert::{
+    conf_from_raft, conf_to_raft, entry_from_log, entry_to_log, hard_state_from_raft,
+    hard_state_to_raft,
+};
+pub(crate) use memory::{MemoryLog, entry_bytes, position};

@@ -9,9 +9,11 @@ use super::ready::encode;
 use super::replica::{Replica, Standing};
 use super::{Output, Shard, ShardFailure};
 use crate::log::{Checkpoint, Encoded, GroupCheckpoint, Record};
-use crate::rules::Rule;
+use crate::rules::{Broken, Rule};
 use crate::state::VolumeState;
-use crate::types::{ConfState, GroupId, HardState, Index, PeerId, Position, Term};
+use crate::types::{
+    CheckpointNumber, ConfState, GroupId, HardState, Index, PeerId, Position, Term, replicas_of,
+};
 
 /// Greatest length of a part of a checkpoint's record.
 const PART_BYTES: usize = 1 << 20;
@@ -50,7 +52,7 @@ enum Step {
 struct Swap {
     at: LogOffset,
     groups: BTreeMap<(GroupId, PeerId), GroupSwap>,
-    /// The groups that were led from here.
+    /// Whether a group was led from here.
     leads: bool,
     record: LogOffset,
     end: LogOffset,
@@ -178,8 +180,7 @@ impl Shard {
         }
         let groups = &swap.groups;
         let base = |group: GroupId| {
-            let range = (group, PeerId(0))..=(group, PeerId(u64::MAX));
-            groups.range(range).next().map_or(Index(0), |(_, swap)| swap.base.index)
+            groups.range(replicas_of(group)).next().map_or(Index(0), |(_, swap)| swap.base.index)
         };
         store.swap(&base);
         self.checkpoint.swap = swap;
@@ -189,7 +190,7 @@ impl Shard {
     /// Step 5: carries groups forward, and makes the record.
     fn begin_record(&mut self) -> Result<Step, ShardFailure> {
         self.carry_groups_forward()?;
-        let number = crate::types::CheckpointNumber(self.store.checkpoint().0 + 1);
+        let number = CheckpointNumber(self.store.checkpoint().0 + 1);
         let Self { replicas, checkpoint, options, .. } = self;
         let listed = replicas
             .values()
@@ -307,7 +308,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Steps 7: trims the log behind a durable record, frees slots, and completes installs.
+    /// Step 7: trims the log behind a durable record, frees slots, and completes installs.
     fn release(&mut self, out: &mut Output) {
         let swap = std::mem::take(&mut self.checkpoint.swap);
         drop(self.log.wal().trim(..swap.trim_to));
@@ -329,7 +330,7 @@ impl Shard {
 
 impl Replica {
     /// What the record states of the replica.
-    fn stated(&self, swap: &GroupSwap, broken: crate::rules::Broken) -> GroupCheckpoint {
+    fn stated(&self, swap: &GroupSwap, broken: Broken) -> GroupCheckpoint {
         let completing = self.install.as_ref().filter(|_| swap.completes_install);
         let (last, state) = match completing {
             Some(install) => {

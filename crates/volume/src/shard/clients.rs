@@ -7,8 +7,8 @@ use std::ops::Bound;
 use raft::eraftpb::{Entry, Message, MessageType};
 
 use super::replica::{Replica, Waiting};
-use super::{Output, Shard, ShardFailure};
-use crate::op::{BlockOp, Change, Op, OpError};
+use super::{Apply, Output, Shard, ShardFailure};
+use crate::op::{BlockOp, BlockRange, CHUNK_BLOCKS, Change, Op, OpError};
 use crate::raft::entry_bytes;
 use crate::request::{
     Answer, ErrorCode, MAX_READ_BLOCKS, MAX_STATUS_ROWS, OpAnswer, ReadAnswer, ReadRequest,
@@ -29,7 +29,9 @@ pub(super) enum Reading {
 /// An op that is applied and whose blocks are not durable in the store yet.
 pub(super) struct DurableAnswer {
     group: GroupId,
-    op: BlockOp,
+    volume: VolumeId,
+    layer: Layer,
+    range: BlockRange,
     index: Index,
     ticket: u64,
     answer: Result<Answer, RequestError>,
@@ -54,24 +56,29 @@ impl Shard {
         }
     }
 
+    fn replica(&self, group: GroupId) -> Result<&Replica, RequestError> {
+        let text = "no replica of the group is here";
+        let unknown = || RequestError::new(ErrorCode::UnknownGroup, group, text);
+        self.replicas.get(&group).ok_or_else(unknown)
+    }
+
     // -- Ops
 
     /// Accepts an op for the next proposal of its group.
     fn accept(&mut self, group: GroupId, op: &Op, ticket: u64) -> Result<(), RequestError> {
         let error = |code, text: &str| RequestError::new(code, group, text);
-        let ring_is_full = self.ring_is_above(1, 2);
-        let Some(replica) = self.replicas.get(&group) else {
-            return Err(error(ErrorCode::UnknownGroup, "no replica of the group is here"));
-        };
+        let replica = self.replica(group)?;
         if !replica.takes_part() {
             return Err(error(ErrorCode::NotReady, "the replica takes no part in its group"));
         }
         if !replica.is_leader() {
             return Err(replica.not_leader());
         }
-        let bytes = op.encode_head().len() + op.blocks().len();
         replica.check_op(op)?;
-        if ring_is_full {
+        let entry =
+            Entry { data: op.encode_head().into(), context: op.blocks(), ..Entry::default() };
+        let bytes = entry_bytes(&entry);
+        if self.ring_is_above(1, 2) {
             let text = "half of the write-ahead log is in use";
             return Err(RequestError { retry_after_ms: BUSY_MS, ..error(ErrorCode::Busy, text) });
         }
@@ -85,9 +92,6 @@ impl Shard {
         }
         self.check_space(group, op)?;
         let replica = self.replicas.get_mut(&group).expect("looked up above");
-        let entry =
-            Entry { data: op.encode_head().into(), context: op.blocks(), ..Entry::default() };
-        let bytes = entry_bytes(&entry);
         self.accepted_bytes += bytes;
         replica.proposals.bytes += bytes;
         replica.proposals.entries.push(entry);
@@ -157,24 +161,13 @@ impl Shard {
             })),
         };
         match (op, &answer) {
-            (Op::Blocks(op), Ok(_)) if self.options.apply == super::Apply::Dsync => {
-                self.answer_when_durable(group, ticket, op, index, answer);
+            (Op::Blocks(op), Ok(_)) if self.options.apply == Apply::Dsync => {
+                let BlockOp { volume, layer, range, .. } = *op;
+                let waiting = DurableAnswer { group, volume, layer, range, index, ticket, answer };
+                self.durable_answers.push(waiting);
             }
             _ => out.answers.push((ticket, answer)),
         }
-    }
-
-    /// Answers an op when its blocks are durable in the store.
-    fn answer_when_durable(
-        &mut self,
-        group: GroupId,
-        ticket: u64,
-        op: &BlockOp,
-        index: Index,
-        answer: Result<Answer, RequestError>,
-    ) {
-        let Op::Blocks(op) = Op::Blocks(op.clone()).without_data() else { return };
-        self.durable_answers.push(DurableAnswer { group, op, index, ticket, answer });
     }
 
     /// Answers the ops whose blocks have landed. Returns false if there is none.
@@ -182,8 +175,8 @@ impl Shard {
         let Self { durable_answers, store, .. } = self;
         let before = durable_answers.len();
         durable_answers.retain_mut(|waiting| {
-            let BlockOp { volume, layer, range, .. } = &waiting.op;
-            if !store.has_landed(waiting.group, *volume, *layer, *range, waiting.index) {
+            let DurableAnswer { group, volume, layer, range, index, .. } = *waiting;
+            if !store.has_landed(group, volume, layer, range, index) {
                 return true;
             }
             out.answers.push((waiting.ticket, waiting.answer.clone()));
@@ -196,10 +189,7 @@ impl Shard {
 
     fn read(&mut self, ticket: u64, request: ReadRequest) -> Result<(), RequestError> {
         let ReadRequest { group, volume, layer, range, states_only, .. } = request;
-        let Some(replica) = self.replicas.get(&group) else {
-            let text = "no replica of the group is here";
-            return Err(RequestError::new(ErrorCode::UnknownGroup, group, text));
-        };
+        let replica = self.replica(group)?;
         replica.check_read(&request)?;
         let id = self.reading(Reading::Client { ticket, request });
         self.store.read(id, group, volume, layer, range, states_only);
@@ -242,10 +232,7 @@ impl Shard {
         result: Result<BlocksRead, DamagedBlock>,
     ) -> Result<Answer, RequestError> {
         let group = request.group;
-        let Some(replica) = self.replicas.get(&group) else {
-            let text = "no replica of the group is here";
-            return Err(RequestError::new(ErrorCode::UnknownGroup, group, text));
-        };
+        let replica = self.replica(group)?;
         replica.check_read(request)?;
         match result {
             Ok(BlocksRead { states, crcs, data }) => {
@@ -254,12 +241,6 @@ impl Shard {
             }
             Err(damaged) => Err(RequestError::new(ErrorCode::Damaged, group, damaged.to_string())),
         }
-    }
-
-    /// Whether an exact replica serves a block range at or above a token, for simulations.
-    pub fn serves(&self, group: GroupId, token: Index) -> bool {
-        let replica = self.replicas.get(&group);
-        replica.is_some_and(|replica| replica.is_exact() && replica.applied.index >= token)
     }
 
     // -- Status
@@ -391,7 +372,7 @@ impl Replica {
         let is_valid = self.view.has(range)
             && *layer == Layer(0)
             && range.blocks > 0
-            && ends <= u32::from(crate::op::CHUNK_BLOCKS)
+            && ends <= u32::from(CHUNK_BLOCKS)
             && (*states_only || range.blocks <= MAX_READ_BLOCKS);
         if !is_valid {
             return Err(error(

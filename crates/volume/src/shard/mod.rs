@@ -6,6 +6,7 @@
 //! - `replica.rs`: a replica: raft, the replicated state, and what is known of its durability
 //! - `recovery.rs`: the opening of a server from its log and its store
 //! - `ready.rs`: what raft hands out; what the log has durably; applying
+//! - `entries.rs`: an entry that is applied, and the memory of those that were
 //! - `clients.rs`: requests of clients
 //! - `checkpoint.rs`: the checkpoint of all replicas
 //! - `install.rs`, `source.rs`: a replica that pulls the blocks of another one, and its source
@@ -13,6 +14,7 @@
 
 mod checkpoint;
 mod clients;
+mod entries;
 mod install;
 mod ready;
 mod recovery;
@@ -28,6 +30,7 @@ use alluvium_wal::WalError;
 
 use self::checkpoint::Checkpointing;
 use self::clients::{DurableAnswer, Reading};
+use self::entries::EntryCache;
 use self::replica::Replica;
 use self::source::Source;
 use crate::group::GroupView;
@@ -36,7 +39,7 @@ use crate::messages::{PeerBody, PeerMessage, PullFrame, PullRequest};
 use crate::request::{Answer, Request, RequestError};
 use crate::rules::Broken;
 use crate::store::{ReadId, Store, StoreError};
-use crate::types::{GroupId, PeerId, ServerId};
+use crate::types::{GroupId, Index, PeerId, ServerId};
 
 pub use recovery::{OpenError, Opening, Recovered};
 
@@ -292,9 +295,7 @@ pub struct Shard {
     /// Groups whose durable commit may be behind their applied index, with the time at which a
     /// record of its own states it.
     lazy: VecDeque<(u64, GroupId)>,
-    /// Applied entries in memory, oldest first, and their bytes.
-    cache: VecDeque<(GroupId, crate::types::Index, usize)>,
-    cache_bytes: usize,
+    cache: EntryCache,
     reads: BTreeMap<ReadId, Reading>,
     next_read: u64,
     sources: BTreeMap<u64, Source>,
@@ -423,7 +424,7 @@ impl Shard {
     fn write_back(&mut self) {
         let Self { store, replicas, .. } = self;
         store.write_back(&|group| {
-            replicas.get(&group).map_or(crate::types::Index(0), |replica| replica.durable_commit)
+            replicas.get(&group).map_or(Index(0), |replica| replica.durable_commit)
         });
     }
 

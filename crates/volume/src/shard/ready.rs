@@ -5,20 +5,20 @@ use bytes::Bytes;
 use raft::eraftpb::{Entry, Message, MessageType};
 use raft::{Ready, StateRole};
 
-use super::replica::{Replica, Standing, Start};
+use super::entries::apply_entry;
+use super::recovery::Walked;
+use super::replica::{Replica, Standing};
 use super::{Apply, Notice, Output, Shard, ShardFailure, ShardOptions};
 use crate::group::GroupView;
 use crate::log::{
-    self, Encoded, Entries, Extents, Item, LogWriter, MAX_ENTRIES, Promise, Record, Tombstone,
+    self, Encoded, Entries, Item, LogWriter, MAX_ENTRIES, Promise, Record, Tombstone,
 };
 use crate::messages::{PeerBody, PeerMessage};
-use crate::op::{BlockOp, Change, Op};
 use crate::raft::{
-    Check, MemoryLog, Receiver, check, conf_to_raft, entry_bytes, entry_to_log, hard_state,
+    Check, Receiver, check, entry_bytes, entry_to_log, hard_state_from_raft, position,
 };
 use crate::rules::{Broken, Rule};
-use crate::state::{Applied, GroupState};
-use crate::store::Content;
+use crate::state::Applied;
 use crate::types::{GroupId, HardState, Index, PeerId, Position, Term};
 
 /// Time after which a commit index gets a record of its own, if no other record states it.
@@ -29,7 +29,7 @@ impl Shard {
 
     /// Hands a message of raft to the replica, if a sound group can have sent it.
     pub(super) fn step(&mut self, group: GroupId, mut message: Message, out: &mut Output) {
-        let ring_is_full = self.ring_is_above(3, 4);
+        let ring_is_full = !message.entries.is_empty() && self.ring_is_above(3, 4);
         let Some(replica) = self.replicas.get_mut(&group) else { return };
         // What was on its way when the leader's process ended would make it the leader again.
         if replica.is_installing() || replica.is_of_gone_leader(&message, self.now) {
@@ -147,7 +147,7 @@ impl Shard {
         let promise = Promise::Ready { number: Some(number), messages };
         if ready.entries().is_empty() {
             let record = is_promise.then(|| {
-                let state = hard_state(&replica.memory().hard_state);
+                let state = hard_state_from_raft(&replica.memory().hard_state);
                 replica.record(state, end, &[])
             });
             self.log.push(Item::new(group, promise, record));
@@ -225,7 +225,7 @@ impl Shard {
             if is_stated {
                 continue;
             }
-            let state = hard_state(&replica.memory().hard_state);
+            let state = hard_state_from_raft(&replica.memory().hard_state);
             let last = replica.memory().last();
             let record = replica.record(state, last, &[]);
             self.log.push(Item::new(group, Promise::Commit, Some(record)));
@@ -266,35 +266,21 @@ impl Shard {
         let Self { replicas, store, options, counters, .. } = self;
         let replica = replicas.get_mut(&group).expect("the caller has looked it up");
         let entry = replica.to_apply.front().expect("the caller has looked at it");
-        let at = Position { index: Index(entry.index), term: Term(entry.term) };
-        let op = decode(entry);
-        // The state changes only if the entry is applied: a slot is looked for before that.
-        if let Some(Op::Blocks(op)) = &op
-            && op.change != Change::Discard
-            && replica.state.admits(op.volume, op.epoch)
-            && store.missing_slots(group, op.volume, op.layer, op.range) > store.free_slots()
-        {
+        let at = position(entry);
+        let Ok(applied) = apply_entry(group, entry, &mut replica.state, store, options.broken)
+        else {
             return false;
-        }
-        let outcome = op.as_ref().map(|op| replica.state.apply_unless(op, options.broken));
-        if let (Some(Applied::Effect), Some(Op::Blocks(op))) = (outcome, &op) {
-            let content = content(op);
-            store
-                .apply(group, op.volume, op.layer, op.range, content, at.index)
-                .expect("there are enough slots");
-        }
-        let bytes = entry_bytes(entry);
+        };
+        self.cache.push(group, at.index, entry_bytes(entry));
         replica.to_apply.pop_front();
-        replica.applied_entry(at, op.as_ref());
+        let op = applied.as_ref().map(|(op, _)| op);
+        replica.applied_entry(at, op);
         #[cfg(feature = "simulation")]
-        out.applied.push(super::AppliedEntry { group, at, op: op.clone() });
-        self.cache.push_back((group, at.index, bytes));
-        self.cache_bytes += bytes;
+        out.applied.push(super::AppliedEntry { group, at, op: op.cloned() });
         if let Some(ticket) = replica.answered(at, out) {
-            let outcome = outcome.expect("an entry with a ticket has an op");
+            let (op, outcome) = applied.expect("an entry with a ticket has an op");
             counters.ops += 1;
             counters.duplicates += u64::from(outcome == Applied::Duplicate);
-            let op = op.expect("an entry with a ticket has an op");
             self.answer_applied(group, ticket, &op, at.index, outcome, out);
         }
         true
@@ -328,9 +314,8 @@ impl Shard {
 
     /// Drops applied entries from memory, the oldest first, as far as the budget demands it.
     fn evict(&mut self) {
-        while self.cache_bytes > self.options.entry_cache_bytes {
-            let Some((group, index, bytes)) = self.cache.pop_front() else { break };
-            self.cache_bytes -= bytes;
+        let budget_bytes = self.options.entry_cache_bytes;
+        while let Some((group, index)) = self.cache.pop_above(budget_bytes) {
             if let Some(replica) = self.replicas.get_mut(&group) {
                 let to = replica.may_compact_to(self.now).min(index);
                 replica.memory_mut().compact(to);
@@ -345,27 +330,7 @@ impl Shard {
         if self.replicas.contains_key(&group) {
             return;
         }
-        let conf = view.founders_conf();
-        let state = GroupState::new(view.volumes.clone());
-        let log = MemoryLog::new(
-            Position::default(),
-            raft::eraftpb::HardState::default(),
-            conf_to_raft(&conf),
-            std::collections::VecDeque::new(),
-        );
-        let start = Start {
-            group,
-            peer,
-            view,
-            log,
-            state: state.clone(),
-            applied: Position::default(),
-            folded: (Position::default(), state, conf, std::collections::VecDeque::new()),
-            logged: super::replica::Logged::default(),
-            extents: Extents::default(),
-            base: Index(0),
-            standing: Standing::Creating,
-        };
+        let start = Walked::created(&view).start(group, peer, view, Standing::Creating);
         let ring_bytes = self.log.wal().stats().ring_bytes;
         let mut replica = Replica::new(start, self.options.broken, ring_bytes, &self.logger);
         replica.is_replayed = true;
@@ -391,28 +356,6 @@ impl Shard {
     }
 }
 
-/// The op of an entry; `None` for the empty entry of a new leader.
-///
-/// # Panics
-/// If the entry has no op that this version knows. The log's checksums hold, and whatever comes
-/// from the network was decoded before it was appended.
-pub(super) fn decode(entry: &Entry) -> Option<Op> {
-    if entry.data.is_empty() {
-        return None;
-    }
-    let op = Op::decode_parts(&entry.data, &entry.context);
-    Some(op.unwrap_or_else(|error| panic!("entry {} has no valid op: {error}", entry.index)))
-}
-
-/// What an op makes of its blocks.
-pub(super) fn content(op: &BlockOp) -> Content {
-    match &op.change {
-        Change::Write { crcs, data } => Content::Data(data.clone(), crcs.clone()),
-        Change::Zero => Content::Zeros,
-        Change::Discard => Content::Absent,
-    }
-}
-
 /// Sends messages of raft to the servers of their replicas.
 pub(super) fn send(replica: &Replica, messages: Vec<Message>, out: &mut Output) {
     for message in messages {
@@ -433,7 +376,7 @@ fn push_entries(
     promise: Promise,
     (max_bytes, broken): (usize, Broken),
 ) {
-    let state = hard_state(&replica.memory().hard_state);
+    let state = hard_state_from_raft(&replica.memory().hard_state);
     let group = replica.group;
     let mut rest = entries;
     let mut promise = Some(promise);
@@ -457,7 +400,7 @@ fn push_entries(
         };
         log.push(Item::new(group, promise, Some(record)));
         let last = part.last().expect("a part has an entry");
-        before = Position { index: Index(last.index), term: Term(last.term) };
+        before = position(last);
     }
 }
 

@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use alluvium_device::SharedDevice;
-use alluvium_wal::{LogOffset, Options, RecoveryReport, VisitError, Wal};
+use alluvium_wal::{Damage, LogOffset, Options, RecoveryReport, Wal};
 use raft::eraftpb;
 
 use super::checkpoint::Checkpointing;
+use super::entries::{EntryCache, apply_entry};
 use super::replica::{Logged, Replica, Standing, Start};
 use super::{LostReplica, Notice, Output, Shard, ShardCounters, ShardOptions};
 use crate::group::GroupView;
@@ -17,13 +18,15 @@ use crate::log::{
     Entries, Extents, GroupCheckpoint, Install, LogWriter, Loss, Record, RecordError, Survey,
     Surveyor,
 };
-use crate::op::{Change, Op};
-use crate::raft::{MemoryLog, conf_to_raft, entry_bytes, entry_from_log};
+use crate::op::Op;
+use crate::raft::{
+    MemoryLog, conf_to_raft, entry_bytes, entry_from_log, hard_state_to_raft, position,
+};
 use crate::rules::Rule;
-use crate::state::{Applied, GroupState};
+use crate::state::GroupState;
 use crate::store::{Expected, KnownReplica, Owner, Store, StoreError, StoreOptions};
 use crate::types::{
-    CheckpointNumber, ConfState, GroupId, HardState, Index, PeerId, Position, Term,
+    CheckpointNumber, ConfState, GroupId, HardState, Index, PeerId, Position, Term, replicas_of,
 };
 
 /// What an opening needs.
@@ -69,7 +72,7 @@ pub struct Recovered {
 pub enum OpenError {
     /// The log.
     #[error("the write-ahead log does not open: {0}")]
-    Log(#[from] alluvium_wal::OpenError),
+    Log(alluvium_wal::OpenError),
     /// The store.
     #[error("the store does not open: {0}")]
     Store(#[from] StoreError),
@@ -81,6 +84,18 @@ pub enum OpenError {
         /// What is wrong.
         error: RecordError,
     },
+}
+
+impl From<alluvium_wal::OpenError> for OpenError {
+    fn from(error: alluvium_wal::OpenError) -> Self {
+        match error {
+            alluvium_wal::OpenError::Visit { at, source } => match source.downcast() {
+                Ok(error) => Self::Record { offset: at, error: *error },
+                Err(source) => Self::Log(alluvium_wal::OpenError::Visit { at, source }),
+            },
+            other => Self::Log(other),
+        }
+    }
 }
 
 impl Shard {
@@ -129,26 +144,14 @@ impl Shard {
             }
         }
         let mut walk = Walk::new(&opening, &survey, &losses, &mut store);
-        let mut refused = None;
         let mut visit = |record: alluvium_wal::Record| {
-            let offset = record.offset;
-            match Record::decode(&record.payload) {
-                Ok(record) => walk.record(offset, record, wait),
-                Err(error) => {
-                    refused = Some(OpenError::Record { offset, error });
-                    return Err(VisitError::from("not a record of a volume server"));
-                }
-            }
+            walk.record(record.offset, Record::decode(&record.payload)?, wait);
             Ok(())
         };
-        let opened = Wal::open(opening.log.clone(), &opening.log_options, None, &mut visit);
-        if let Some(refused) = refused {
-            return Err(refused);
-        }
-        let (wal, report) = opened?;
+        let (wal, report) = Wal::open(opening.log.clone(), &opening.log_options, None, &mut visit)?;
         #[cfg(feature = "simulation")]
         let applied = std::mem::take(&mut walk.applied);
-        let Walk { groups, cache, cache_bytes, .. } = walk;
+        let Walk { groups, cache, .. } = walk;
         let now = opening.now;
         let ring_bytes = wal.stats().ring_bytes;
         let mut options = opening.options;
@@ -169,7 +172,6 @@ impl Shard {
             applying: BTreeSet::new(),
             lazy: VecDeque::new(),
             cache,
-            cache_bytes,
             reads: BTreeMap::new(),
             next_read: 0,
             sources: BTreeMap::new(),
@@ -223,28 +225,18 @@ impl Shard {
 
 /// The first pass over the log: its last complete checkpoint, its damage, and its end.
 fn survey(opening: &Opening, ignores_damage: bool) -> Result<(Survey, LogOffset), OpenError> {
-    let pass = |damage: &[alluvium_wal::Damage]| {
+    let pass = |damage: &[Damage]| -> Result<_, OpenError> {
         let mut surveyor = Surveyor::default();
-        let mut refused = None;
         let mut damage = damage.iter().peekable();
         let mut visit = |record: alluvium_wal::Record| {
             while damage.next_if(|damage| damage.range.end <= record.offset).is_some() {
                 surveyor.damage();
             }
-            match Record::decode(&record.payload) {
-                Ok(decoded) => surveyor.record(record.offset, decoded),
-                Err(error) => {
-                    refused = Some(OpenError::Record { offset: record.offset, error });
-                    return Err(VisitError::from("not a record of a volume server"));
-                }
-            }
+            surveyor.record(record.offset, Record::decode(&record.payload)?);
             Ok(())
         };
-        let report = Wal::scan(&opening.log, None, &mut visit);
-        match refused {
-            Some(refused) => Err(refused),
-            None => Ok((surveyor, report?)),
-        }
+        let report = Wal::scan(&opening.log, None, &mut visit)?;
+        Ok((surveyor, report))
     };
     let (surveyor, report) = pass(&[])?;
     if report.damage.is_empty() || ignores_damage {
@@ -307,14 +299,13 @@ struct Walk<'a> {
     has_passed: bool,
     store: &'a mut Store,
     options: &'a ShardOptions,
-    cache: VecDeque<(GroupId, Index, usize)>,
-    cache_bytes: usize,
+    cache: EntryCache,
     #[cfg(feature = "simulation")]
     applied: Vec<super::AppliedEntry>,
 }
 
 /// A replica during the walk.
-struct Walked {
+pub(super) struct Walked {
     base: Position,
     /// Records before this offset are void: an install has completed there.
     void_before: LogOffset,
@@ -347,8 +338,7 @@ impl<'a> Walk<'a> {
             has_passed: false,
             store,
             options: &opening.options,
-            cache: VecDeque::new(),
-            cache_bytes: 0,
+            cache: EntryCache::default(),
             #[cfg(feature = "simulation")]
             applied: Vec::new(),
         }
@@ -434,14 +424,12 @@ impl<'a> Walk<'a> {
             self.applied.push(super::AppliedEntry { group: key.0, at, op });
             #[cfg(not(feature = "simulation"))]
             drop(op);
-            self.cache.push_back((key.0, at.index, bytes));
-            self.cache_bytes += bytes;
+            self.cache.push(key.0, at.index, bytes);
             self.evict();
             while self.store.overlay_bytes() > self.options.overlay_bytes {
                 let groups = &self.groups;
                 let commit = |group: GroupId| {
-                    let range = (group, PeerId(0))..=(group, PeerId(u64::MAX));
-                    let walked = groups.range(range).next();
+                    let walked = groups.range(replicas_of(group)).next();
                     walked.map_or(Index(0), |(_, walked)| walked.logged.state.commit)
                 };
                 self.store.write_back(&commit);
@@ -456,11 +444,9 @@ impl<'a> Walk<'a> {
     }
 
     fn evict(&mut self) {
-        while self.cache_bytes > self.options.entry_cache_bytes {
-            let Some((group, index, bytes)) = self.cache.pop_front() else { break };
-            self.cache_bytes -= bytes;
-            let range = (group, PeerId(0))..=(group, PeerId(u64::MAX));
-            for (_, walked) in self.groups.range_mut(range) {
+        let budget_bytes = self.options.entry_cache_bytes;
+        while let Some((group, index)) = self.cache.pop_above(budget_bytes) {
+            for (_, walked) in self.groups.range_mut(replicas_of(group)) {
                 walked.compact(index);
             }
         }
@@ -485,7 +471,7 @@ impl Walked {
     }
 
     /// A replica without a checkpoint.
-    fn created(view: &GroupView) -> Self {
+    pub(super) fn created(view: &GroupView) -> Self {
         Self {
             base: Position::default(),
             void_before: LogOffset(0),
@@ -571,45 +557,29 @@ impl Walked {
         }
         let at = next.checked_sub(self.entries.front()?.index)?;
         let entry = self.entries.get(at as usize)?;
-        let op = super::ready::decode(entry);
-        if let Some(Op::Blocks(op)) = &op
-            && op.change != Change::Discard
-            && self.state.admits(op.volume, op.epoch)
-            && store.missing_slots(group, op.volume, op.layer, op.range) > store.free_slots()
-        {
-            return None;
-        }
-        let outcome = op.as_ref().map(|op| self.state.apply_unless(op, options.broken));
-        if let (Some(Applied::Effect), Some(Op::Blocks(op))) = (outcome, &op) {
-            let content = super::ready::content(op);
-            store
-                .apply(group, op.volume, op.layer, op.range, content, Index(next))
-                .expect("there are enough slots");
-        }
-        self.applied = Position { index: Index(next), term: Term(entry.term) };
-        Some((self.applied, op, entry_bytes(entry)))
+        let applied = apply_entry(group, entry, &mut self.state, store, options.broken).ok()?;
+        self.applied = position(entry);
+        Some((self.applied, applied.map(|(op, _)| op), entry_bytes(entry)))
     }
 
     /// Drops applied entries from memory.
     fn compact(&mut self, to: Index) {
         let to = to.min(self.applied.index);
         while let Some(entry) = self.entries.pop_front_if(|entry| entry.index <= to.0) {
-            self.truncated = Position { index: Index(entry.index), term: Term(entry.term) };
+            self.truncated = position(&entry);
         }
     }
 
-    fn start(self, group: GroupId, peer: PeerId, view: GroupView, standing: Standing) -> Start {
-        let HardState { term, vote, commit } = self.logged.state;
-        let hard_state = eraftpb::HardState {
-            term: term.0,
-            vote: vote.0,
-            commit: commit.0,
-            ..eraftpb::HardState::default()
-        };
+    pub(super) fn start(
+        self,
+        group: GroupId,
+        peer: PeerId,
+        view: GroupView,
+        standing: Standing,
+    ) -> Start {
+        let hard_state = hard_state_to_raft(self.logged.state);
         let log =
             MemoryLog::new(self.truncated, hard_state, conf_to_raft(&self.conf), self.entries);
-        // Everything that was applied is at or below the durable commit.
-        let folded = (self.applied, self.state.clone(), self.conf, VecDeque::new());
         Start {
             group,
             peer,
@@ -617,7 +587,6 @@ impl Walked {
             log,
             state: self.state,
             applied: self.applied,
-            folded,
             logged: self.logged,
             extents: self.extents,
             base: self.base.index,

@@ -190,7 +190,6 @@ pub(super) struct Start {
     /// The replicated state, and the entry as of which it is.
     pub(super) state: GroupState,
     pub(super) applied: Position,
-    pub(super) folded: (Position, GroupState, ConfState, VecDeque<(Position, Option<Op>)>),
     pub(super) logged: Logged,
     pub(super) extents: Extents,
     pub(super) base: Index,
@@ -205,20 +204,16 @@ impl Replica {
         ring_bytes: u64,
         logger: &slog::Logger,
     ) -> Self {
-        let Start {
-            group,
-            peer,
-            view,
-            log,
-            state,
-            applied,
-            folded,
-            logged,
-            extents,
-            base,
-            standing,
-        } = start;
+        let Start { group, peer, view, log, state, applied, logged, extents, base, standing } =
+            start;
         let commit = logged.state.commit;
+        // Everything that was applied is at or below the durable commit.
+        let folded = Folded {
+            at: applied,
+            state: state.clone(),
+            conf: conf_from_raft(&log.conf),
+            pending: VecDeque::new(),
+        };
         let config = Config {
             id: peer.0,
             election_tick: ELECTION_TICKS,
@@ -238,7 +233,6 @@ impl Replica {
         };
         let raft = RawNode::new(&config, log, logger)
             .unwrap_or_else(|error| panic!("the configuration of raft is valid: {error}"));
-        let (at, folded_state, conf, pending) = folded;
         Self {
             group,
             peer,
@@ -248,7 +242,7 @@ impl Replica {
             state,
             applied,
             to_apply: VecDeque::new(),
-            folded: Folded { at, state: folded_state, conf, pending },
+            folded,
             durable_commit: commit,
             durable_barrier: logged.barrier,
             logged,
@@ -480,10 +474,13 @@ impl Replica {
             Standing::Lost => ReplicaState::Lost,
             Standing::Stopped => ReplicaState::Stopped,
             Standing::Active if self.is_exact() => ReplicaState::Exact,
-            Standing::Active if self.target.is_some() || self.install.is_some() => {
+            Standing::Active
+                if self.target.is_some()
+                    || self.install.is_some()
+                    || self.applied.index < self.barrier =>
+            {
                 ReplicaState::Installing
             }
-            Standing::Active if self.applied.index < self.barrier => ReplicaState::Installing,
             Standing::Active => ReplicaState::Replaying,
         }
     }
