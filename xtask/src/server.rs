@@ -104,6 +104,17 @@ impl fmt::Display for Ending {
 pub(crate) struct Metrics(String);
 
 impl Metrics {
+    /// Reads all metrics from an admin port.
+    pub(crate) fn read(address: &str) -> Result<Self, Error> {
+        let mut connection = TcpStream::connect(address)?;
+        let request =
+            format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        connection.write_all(request.as_bytes())?;
+        let mut text = String::new();
+        connection.read_to_string(&mut text)?;
+        Ok(Self(text))
+    }
+
     /// Returns the value of a metric, named with its labels if it has any. `None` if it does not
     /// exist (yet).
     pub(crate) fn get(&self, name: &str) -> Option<f64> {
@@ -251,14 +262,7 @@ impl Server {
 
     /// Reads all metrics of the current process.
     pub(crate) fn metrics(&self) -> Result<Metrics, Error> {
-        let address = self.admin_address()?;
-        let mut connection = TcpStream::connect(&address)?;
-        let request =
-            format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-        connection.write_all(request.as_bytes())?;
-        let mut text = String::new();
-        connection.read_to_string(&mut text)?;
-        Ok(Metrics(text))
+        Metrics::read(&self.admin_address()?)
     }
 
     /// The address of the metrics. (The Kafka port opens a moment before the log line appears.)

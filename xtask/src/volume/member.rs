@@ -1,8 +1,7 @@
 //! The processes of the campaign: three servers, an exporter, and the commands that look at them.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -12,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Error;
 use crate::exec::wait;
-use crate::server::clean;
+use crate::server::{Metrics, clean};
 
 /// A start, or a stop by SIGTERM.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -113,13 +112,8 @@ impl Drop for Process {
 
 /// Reads a metric of the server whose metrics are at this address.
 pub(super) fn metric(address: SocketAddr, name: &str) -> Result<u64, Error> {
-    let mut connection = TcpStream::connect(address)?;
-    write!(connection, "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
-    let mut text = String::new();
-    connection.read_to_string(&mut text)?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    let line = line.ok_or_else(|| format!("no metric {name}"))?;
-    Ok(line.trim().parse::<f64>()? as u64)
+    let value = Metrics::read(&address.to_string())?.get(name);
+    Ok(value.ok_or_else(|| format!("no metric {name}"))? as u64)
 }
 
 /// A command of the binary about the volumes of a cluster.

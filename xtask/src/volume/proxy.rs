@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::SERVERS;
 use crate::Error;
 
-/// Bytes of a handshake, and the place of the dialer's server id in it:
+/// Bytes of a handshake, and the position of the dialer's server id in it:
 /// `docs/format/volume-wire.md`, section 2.
 const HELLO_BYTES: usize = 128;
 const HELLO_SERVER: std::ops::Range<usize> = 32..36;
