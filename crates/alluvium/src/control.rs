@@ -29,6 +29,7 @@ use crate::output::Failure;
 use crate::progress::Meter;
 use crate::storage;
 use crate::units::{Size, about};
+use crate::unix_socket;
 
 /// Name of the socket in the data directory.
 pub(crate) const SOCKET: &str = "alluvium.sock";
@@ -254,13 +255,7 @@ impl Control {
 /// Binds the socket. The directory is locked, so an existing socket was left by a server that was
 /// killed.
 fn listen(path: &Path) -> io::Result<UnixListener> {
-    match fs::symlink_metadata(path) {
-        Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
-        Ok(_) => return Err(io::Error::other("the path exists and is not a socket")),
-        Err(error) if error.kind() == ErrorKind::NotFound => {}
-        Err(error) => return Err(error),
-    }
-    let listener = UnixListener::bind(path)?;
+    let listener = unix_socket::bind(path)?;
     // Other users that connect before this are refused in `accept`.
     fs::set_permissions(path, Permissions::from_mode(0o600))?;
     Ok(listener)

@@ -8,7 +8,7 @@
 //! - `admin.rs`, `admin/`: metrics over HTTP; probes; limits on the connections of the admin port
 //! - `log_queue.rs`, `output.rs`, `defect.rs`: logging that never blocks; results and exit codes; a
 //!   panic ends the server
-//! - `control.rs`: the socket by which commands reach a running server
+//! - `control.rs`, `unix_socket.rs`: the socket by which commands reach a running server
 //! - `objects.rs`, `profile.rs`: object stores and their credentials
 //! - `jwks.rs`, `user.rs`: keys of OAUTHBEARER tokens; `user`
 //! - `topic.rs`, `kafka.rs`, `kafka/`: `topic`, and the Kafka client of `topic` and `bench`
@@ -43,6 +43,7 @@ mod serve;
 mod storage;
 mod topic;
 mod units;
+mod unix_socket;
 mod user;
 mod volume;
 mod wal;

@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -207,6 +207,19 @@ fn a_volume_keeps_acknowledged_writes_when_its_leader_and_its_exporter_are_kille
 }
 
 #[test]
+fn an_export_on_a_free_port_registers_that_port() {
+    let cluster = Cluster::new();
+    let _server = cluster.start(1);
+    cluster.ok(&["create", "disk", "--size", "1GiB"]);
+    let mut command = alluvium();
+    command.args(cluster.words(&["export", "disk", "--listen", "127.0.0.1:0"]));
+    let export = Server::start_until(command, EXPORTED);
+    let address = cluster.json(&["info", "disk"])["attached_at"].as_str().unwrap().to_owned();
+    assert!(TcpStream::connect(&address).is_ok(), "{address}");
+    contains(&export.log, &[&address]);
+}
+
+#[test]
 fn wrong_usage_of_volumes_is_explained() {
     let cluster = Cluster::new();
     let create = |name, size| ["create", name, "--size", size];
@@ -230,6 +243,14 @@ fn wrong_usage_of_volumes_is_explained() {
     contains(&said, &["--socket"]);
     let said = refused(2, &cluster.words(&["export", "disk", "--listen", "0.0.0.0:0"]));
     contains(&said, &["--allow-plaintext-network"]);
+    // A file at the path of the socket is not a socket that an earlier process has left behind.
+    let file = cluster.path("image");
+    std::fs::write(&file, "data").unwrap();
+    cluster.refused(
+        &["export", "missing", "--socket", file.to_str().unwrap()],
+        &["image", "not a socket"],
+    );
+    assert_eq!(std::fs::read(&file).unwrap(), b"data");
 
     // Another process with the devices of a running server.
     let fails = |mut command: Command, parts: &[&str]| {
@@ -247,6 +268,18 @@ fn wrong_usage_of_volumes_is_explained() {
     let [log, store] = ["wal5", "store5"].map(|name| cluster.path(name).display().to_string());
     let small = ["serve", "--wal", &log, "--wal-capacity", "16MiB", "--store", &store];
     contains(&refused(2, &cluster.words(&small)), &["--wal-capacity", "160MiB"]);
+    let everywhere = "0.0.0.0:0";
+    for (more, parts) in [
+        (&["--metrics-listen", everywhere][..], ["metrics-listen is", "--allow-plaintext-network"]),
+        (&["--listen", everywhere], ["listen is", "--allow-plaintext-network"]),
+        (&["--listen", everywhere, "--allow-plaintext-network"], ["listen is", "--advertise"]),
+        (&["--advertise", "nowhere"], ["--advertise", "HOST:PORT"]),
+    ] {
+        contains(&refused(2, &cluster.words(&[&small[..], more].concat())), &parts);
+    }
+    let host = ["--coordination", "0.0.0.0:7400", "--coordination-file", "none"];
+    let said = refused(2, &[&["volume"], &small[..], &host].concat());
+    contains(&said, &["coordination is", "--allow-plaintext-network"]);
     assert!(!cluster.path("wal5").exists());
     drop(cluster.start(2).stop(Signal::TERM));
     let (status, log) = first.stop(Signal::TERM);

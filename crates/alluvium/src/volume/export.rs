@@ -1,25 +1,26 @@
 //! `alluvium volume export`: a volume as an NBD disk.
 
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use alluvium_nbd::{Exports, Listener, Options, Server};
 use alluvium_volume::gateway::VolumeConfig;
 use alluvium_volume::{AttachOptions, Attached};
 use clap::Args;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, UnixStream};
 use uuid::Uuid;
 
 use super::disk::VolumeDisk;
-use super::{ClusterArgs, runtime};
+use super::{ClusterArgs, check_exposure, runtime};
 use crate::address::Address;
 use crate::output::Failure;
 use crate::serve::Signals;
 use crate::units::{Size, Span};
+use crate::unix_socket;
 
-/// Attach a volume and serve it over NBD, until a signal stops it or another process takes the
-/// volume.
+/// Attach a volume and serve it over NBD, until a signal stops it. If another process takes the
+/// volume, requests fail.
 ///
 /// An answered write is durable on a majority of the servers, so FLUSH and FUA cost nothing. After
 /// a restart of this process clients that reconnect go on without an error.
@@ -59,11 +60,12 @@ impl ExportArgs {
     }
 }
 
-/// Serves until a signal stops it, or another process takes the volume.
+/// Serves until a signal stops it.
 ///
 /// # Errors
 /// The volume cannot be attached; a socket cannot be opened.
 pub(super) fn run(args: ExportArgs) -> Result<(), Failure> {
+    crate::open_files::raise_limit();
     let runtime = runtime()?;
     let served = runtime.block_on(export(args));
     runtime.shutdown_background();
@@ -72,17 +74,12 @@ pub(super) fn run(args: ExportArgs) -> Result<(), Failure> {
 
 async fn export(args: ExportArgs) -> Result<(), Failure> {
     let mut signals = Signals::install()?;
-    let listeners = listen(&args).await?;
-    let address = match (&args.socket, args.listen) {
-        (Some(path), _) => path.display().to_string(),
-        (None, Some(Address(address))) => address.to_string(),
-        (None, None) => unreachable!("one of them is required"),
-    };
+    let (listeners, addresses) = listen(&args).await?;
     let cluster = args.cluster.connect()?;
     let (id, _) = cluster.registry().volume_by_name(&args.name).await.map_err(Failure::new)?;
     let options = AttachOptions {
         owner: Uuid::new_v4(),
-        address,
+        address: addresses[0].clone(),
         take: args.take,
         config: VolumeConfig {
             io_timeout: args.io_timeout.map(|Span(time)| time),
@@ -113,10 +110,11 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
         });
     }
     tracing::info!(
-        "volume {} is exported: {} bytes, epoch {}",
+        "volume {} is exported: {} bytes, epoch {}, at {}",
         args.name,
         attached.volume.size(),
-        attached.value.epoch
+        attached.value.epoch,
+        addresses.join(" and ")
     );
     tokio::select! {
         name = signals.next() => tracing::info!("{name}: stopping"),
@@ -151,35 +149,30 @@ async fn lease_watch(attached: &Attached) {
     std::future::pending::<()>().await;
 }
 
-async fn listen(args: &ExportArgs) -> Result<Vec<Listener>, Failure> {
-    let mut listeners = Vec::new();
+/// Opens the socket and the port. Returns at least one listener, and the address of each.
+async fn listen(args: &ExportArgs) -> Result<(Vec<Listener>, Vec<String>), Failure> {
+    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
     if let Some(path) = &args.socket {
-        // A socket that a process has left behind. One that is served answers.
-        if path.exists() {
-            let probe = tokio::net::UnixStream::connect(path);
-            if tokio::time::timeout(Duration::from_secs(1), probe).await.is_ok_and(|it| it.is_ok())
-            {
-                return Err(Failure::Failed(format!("{} is in use", path.display())));
-            }
-            std::fs::remove_file(path)
-                .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
-        }
-        let listener = UnixListener::bind(path)
-            .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
-        listeners.push(Listener::Unix(listener));
+        let is_served = match UnixStream::connect(path).await {
+            Ok(_) => true,
+            // The queue of connections that are not accepted yet is full.
+            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        };
+        let bound = match is_served {
+            true => Err(io::Error::other("the socket is in use")),
+            false => unix_socket::bind(path),
+        };
+        let failed = |error| Failure::Failed(format!("{}: {error}", path.display()));
+        listeners.push(bound.map_err(failed)?.into());
+        addresses.push(path.display().to_string());
     }
     if let Some(Address(address)) = args.listen {
-        if !alluvium_volume::serve::may_listen(address, args.allow_plaintext_network) {
-            return Err(Failure::Usage(format!(
-                "listen is {address}, which is reachable from the network, and plain NBD has no \
-                 encryption: use a loopback address or --socket, or give \
-                 --allow-plaintext-network if every machine that reaches it is trusted"
-            )));
-        }
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|error| Failure::Failed(format!("cannot listen on {address}: {error}")))?;
-        listeners.push(Listener::Tcp(listener));
+        check_exposure("listen", address, args.allow_plaintext_network)?;
+        let failed =
+            |error| Failure::Failed(format!("cannot listen on {address} (--listen): {error}"));
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        addresses.push(listener.local_addr().map_err(failed)?.to_string());
+        listeners.push(listener.into());
     }
-    Ok(listeners)
+    Ok((listeners, addresses))
 }

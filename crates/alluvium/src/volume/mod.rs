@@ -10,6 +10,7 @@ mod manage;
 mod metrics;
 mod serve;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use alluvium_coordination::keys::Keys;
@@ -98,4 +99,17 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))
+}
+
+/// Requires an explicit option to listen beyond the loopback interface, which is the only
+/// protection.
+fn check_exposure(option: &str, address: SocketAddr, allowed: bool) -> Result<(), Failure> {
+    match address.ip().is_loopback() || allowed {
+        true => Ok(()),
+        false => Err(Failure::Usage(format!(
+            "{option} is {address}, which is reachable from the network, and it has neither \
+             encryption nor authentication: use a loopback address, or give \
+             --allow-plaintext-network if every machine that reaches it is trusted"
+        ))),
+    }
 }

@@ -1,5 +1,6 @@
 //! `alluvium volume serve`: a server of volumes.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,8 +16,8 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use super::metrics::VolumeCollector;
-use super::{ClusterArgs, runtime};
-use crate::address::Address;
+use super::{ClusterArgs, check_exposure, runtime};
+use crate::address::{Address, HostPort};
 use crate::admin::{Admin, Condition, Health};
 use crate::output::Failure;
 use crate::progress::Meter;
@@ -29,10 +30,9 @@ const MIN_WAL_BYTES: u64 = 160 << 20;
 
 /// Serve volumes: one of the servers of a cluster, with a write-ahead log and a store of its own.
 ///
-/// A new server formats its two devices, if they are empty, and registers itself. Three servers
-/// are the least that a volume needs. One of them hosts the coordination service
-/// (--coordination-file). Exit codes: 0 stopped; 1 failed; 2 wrong usage; 3 the log or the store
-/// failed while serving.
+/// A new server formats its two devices, if they are empty, and registers itself. A volume needs
+/// at least three servers. One of them hosts the coordination service (--coordination-file). Exit
+/// codes: 0 stopped; 1 failed; 2 wrong usage; 3 the log or the store failed while serving.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -56,11 +56,11 @@ pub(crate) struct ServeArgs {
     /// Address for other servers and for gateways; port 0 selects a free one.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7420")]
     listen: Address,
-    /// Where others reach that address. Default: the address itself.
+    /// Address that other servers and gateways connect to. Default: the one of --listen.
     #[arg(long, value_name = "HOST:PORT")]
-    advertise: Option<String>,
+    advertise: Option<HostPort>,
     /// Listen beyond loopback. There is no encryption and no authentication: every machine that
-    /// reaches the port can read and write all volumes.
+    /// reaches the ports can read and write all volumes.
     #[arg(long)]
     allow_plaintext_network: bool,
     /// When a write is answered.
@@ -94,6 +94,32 @@ impl ServeArgs {
     pub(super) fn log(&self) -> &str {
         &self.log
     }
+
+    /// The address at which this process hosts the coordination service, if it does.
+    fn hosted_at(&self) -> Result<Option<SocketAddr>, Failure> {
+        let address = self.coordination_file.as_ref().map(|_| &self.cluster.coordination);
+        let parse = |text: &String| text.parse().map(|Address(address)| address);
+        let invalid = |reason| Failure::Usage(format!("--coordination: {reason}"));
+        address.map(parse).transpose().map_err(invalid)
+    }
+
+    /// Checks that the ports are protected, or were opened to the network on request, and that
+    /// others can connect.
+    fn check_addresses(&self, hosted_at: Option<SocketAddr>) -> Result<(), Failure> {
+        let Address(listen) = self.listen;
+        let metrics = self.metrics_listen.map(|Address(address)| ("metrics-listen", address));
+        let hosted = hosted_at.map(|address| ("coordination", address));
+        for (option, address) in [Some(("listen", listen)), metrics, hosted].into_iter().flatten() {
+            check_exposure(option, address, self.allow_plaintext_network)?;
+        }
+        match listen.ip().is_unspecified() && self.advertise.is_none() {
+            false => Ok(()),
+            true => Err(Failure::Usage(format!(
+                "listen is {listen}, to which other servers cannot connect: set an address with \
+                 --advertise HOST:PORT"
+            ))),
+        }
+    }
 }
 
 /// Serves until a signal stops it, or the log or the store fails.
@@ -102,14 +128,9 @@ impl ServeArgs {
 /// Invalid options; a device or a port cannot be opened; the server does not open; its log or its
 /// store failed while serving.
 pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
-    let Address(listen) = args.listen;
-    if !alluvium_volume::serve::may_listen(listen, args.allow_plaintext_network) {
-        return Err(Failure::Usage(format!(
-            "listen is {listen}, which is reachable from the network, and the protocol has no \
-             encryption: use a loopback address, or give --allow-plaintext-network if every \
-             machine that reaches it is trusted"
-        )));
-    }
+    crate::open_files::raise_limit();
+    let hosted_at = args.hosted_at()?;
+    args.check_addresses(hosted_at)?;
     if args.wal_capacity.bytes < MIN_WAL_BYTES && !args.wal.exists() {
         return Err(Failure::Usage(format!(
             "--wal-capacity is {}, but a log needs {} at least",
@@ -125,13 +146,14 @@ pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
     };
     let log = open_device(&args.wal, args.wal_capacity, "write-ahead log")?;
     let store = open_device(&args.store, args.store_capacity, "store")?;
-    let served = runtime.block_on(serve(args, log, store, admin, &health));
+    let served = runtime.block_on(serve(args, hosted_at, log, store, admin, &health));
     runtime.shutdown_background();
     served
 }
 
 async fn serve(
     args: ServeArgs,
+    hosted_at: Option<SocketAddr>,
     log: SharedDevice,
     store: SharedDevice,
     admin: Option<Admin>,
@@ -139,7 +161,7 @@ async fn serve(
 ) -> Result<(), Failure> {
     let Address(listen) = args.listen;
     let mut signals = Signals::install()?;
-    let (service, host) = coordination(&args).await?;
+    let (service, host) = coordination(&args, hosted_at).await?;
     let failed = |error| Failure::Failed(format!("cannot listen on {listen} (--listen): {error}"));
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
@@ -155,7 +177,10 @@ async fn serve(
         entry_cache_bytes: bytes(args.entry_memory),
         overlay_bytes: bytes(args.overlay_memory),
         limits: NetLimits::default(),
-        advertised: args.advertise.clone().unwrap_or_else(|| address.to_string()),
+        advertised: match &args.advertise {
+            Some(advertised) => advertised.to_string(),
+            None => address.to_string(),
+        },
     };
     health.begin("recovering the replicas");
     let meter = Meter::new("reading the store");
@@ -199,14 +224,12 @@ async fn serve(
 }
 
 /// The coordination service: hosted by this process, or that of another one.
-async fn coordination(args: &ServeArgs) -> Result<(Arc<dyn Coordination>, Option<Host>), Failure> {
-    let Some(file) = args.coordination_file.clone() else {
+async fn coordination(
+    args: &ServeArgs,
+    hosted_at: Option<SocketAddr>,
+) -> Result<(Arc<dyn Coordination>, Option<Host>), Failure> {
+    let (Some(file), Some(address)) = (args.coordination_file.clone(), hosted_at) else {
         return Ok((args.cluster.remote(), None));
-    };
-    let address = &args.cluster.coordination;
-    let resolved = tokio::net::lookup_host(address).await.ok().and_then(|mut it| it.next());
-    let Some(address) = resolved else {
-        return Err(Failure::Usage(format!("--coordination {address} is not an address")));
     };
     let opened = tokio::task::spawn_blocking(move || {
         RedbCoordination::open(&file, Limits::default(), Arc::new(SystemClock::default()))

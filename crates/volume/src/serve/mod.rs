@@ -11,7 +11,6 @@ mod opening;
 mod translate;
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -239,9 +238,4 @@ impl Server {
         control.abort();
         result.map_err(ServeError::Failed)
     }
-}
-
-/// Whether an address may be listened on without encryption: loopback, or any if that is allowed.
-pub fn may_listen(address: SocketAddr, allow_plaintext_network: bool) -> bool {
-    address.ip().is_loopback() || allow_plaintext_network
 }
