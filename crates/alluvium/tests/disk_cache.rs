@@ -5,13 +5,9 @@ mod support;
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use support::{Server, contains, ok, ok_json};
-
-/// Long enough for the slowest machine; only a server that hangs reaches it.
-const HANGS: Duration = Duration::from_secs(120);
+use support::{Server, contains, ok, ok_json, until};
 
 fn start(data: &Path, disk: &Path) -> Server {
     let disk = disk.to_str().expect("temporary paths are text");
@@ -24,7 +20,7 @@ fn start(data: &Path, disk: &Path) -> Server {
 /// Starts a server and waits until its disk cache is open.
 fn opened(data: &Path, disk: &Path) -> Server {
     let server = start(data, disk);
-    wait_for("the disk cache", || metric(&server, "disk_cache_open") == 1);
+    until("the disk cache is open", || metric(&server, "disk_cache_open") == 1);
     server
 }
 
@@ -36,14 +32,6 @@ fn metric(server: &Server, name: &str) -> u64 {
         (metric == name).then(|| value.parse().expect("an integer"))
     };
     metrics.lines().find_map(value).unwrap_or_else(|| panic!("no {name} in: {metrics}"))
-}
-
-fn wait_for(what: &str, done: impl Fn() -> bool) {
-    let began = Instant::now();
-    while !done() {
-        assert!(began.elapsed() < HANGS, "timed out waiting for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// Reads the whole topic; returns its bytes.
@@ -65,7 +53,7 @@ fn cold_reads_after_a_restart_are_served_from_disk() {
     ok(&[&["topic", "create", "load", "--partitions", "3"], &at[..]].concat());
     let total = ["--total", "8MiB", "--batch-size", "64KiB"];
     ok(&[&["bench", "produce", "load"], &total[..], &at].concat());
-    wait_for("the upload", || metric(&server, "log_cache_pinned_bytes") == 0);
+    until("everything is uploaded", || metric(&server, "log_cache_pinned_bytes") == 0);
     let (status, log) = server.stop(Signal::TERM);
     assert_eq!(status.code(), Some(0), "{log}");
 
@@ -74,7 +62,9 @@ fn cold_reads_after_a_restart_are_served_from_disk() {
     let bytes = consumed(&server);
     assert!(bytes >= 8 << 20 && gets(&server) > 0, "{bytes} bytes by {} GETs", gets(&server));
     let put = || metric(&server, "disk_cache_writes_total");
-    wait_for("writes to the disk cache", || put() >= metric(&server, "disk_cache_misses_total"));
+    until("what was missed is put into the disk cache", || {
+        put() >= metric(&server, "disk_cache_misses_total")
+    });
     assert_eq!(metric(&server, "disk_cache_dropped_writes_total"), 0);
     let (status, log) = server.stop(Signal::TERM);
     assert_eq!(status.code(), Some(0), "{log}");
@@ -99,7 +89,7 @@ fn cold_reads_after_a_restart_are_served_from_disk() {
     // In use by that server: another one works without it, and logs that.
     let other_data = tempfile::tempdir().unwrap();
     let other = start(other_data.path(), &disk);
-    wait_for("the failure", || metric(&other, "disk_cache_failed") == 1);
+    until("the disk cache has failed", || metric(&other, "disk_cache_failed") == 1);
     assert_eq!(metric(&other, "disk_cache_open"), 0);
     assert_eq!(other.get("/healthz").1, "ok\n");
     assert_eq!(ok(&["topic", "list", "--bootstrap", &other.kafka]), "there are no topics\n");

@@ -6,14 +6,10 @@ mod support;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::produce::produce;
-use support::{Server, contains, ok, refused};
-
-/// Long enough for the slowest machine; only a server that hangs reaches it.
-const HANGS: Duration = Duration::from_secs(120);
+use support::{Server, contains, ok, refused, until};
 
 /// A mounted file system, until it is dropped.
 struct SmallDisk(PathBuf);
@@ -64,14 +60,6 @@ fn bytes_in(directory: &Path) -> u64 {
         Some(if found.is_dir() { bytes_in(&entry.path()) } else { found.len() })
     });
     entries.sum()
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let started = Instant::now();
-    while !is_so() {
-        assert!(started.elapsed() < HANGS, "timed out waiting until {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 #[test]

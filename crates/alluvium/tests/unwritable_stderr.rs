@@ -7,15 +7,10 @@ use std::fs::File;
 use std::io::{PipeReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use support::produce::produce;
-use support::{Server, contains, ok};
-
-/// Long enough for the slowest machine; only a server that hangs reaches it.
-const HANGS: Duration = Duration::from_secs(120);
+use support::{HANGS, Server, contains, ok, own_address, until};
 
 /// A server whose log is unreadable, so its ports are chosen here.
 struct Mute {
@@ -72,22 +67,6 @@ impl Drop for Mute {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-/// An address that no other process uses: it is derived from the process ID.
-fn own_address() -> String {
-    static PORT: AtomicU16 = AtomicU16::new(20_000);
-    let [_, a, b, c] = std::process::id().to_be_bytes();
-    let port = PORT.fetch_add(1, Ordering::Relaxed);
-    format!("127.{}.{b}.{c}:{port}", a | 0x80)
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < HANGS, "timed out waiting until {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -3,22 +3,18 @@
 
 mod support;
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::nbd::{Nbd, SHUTDOWN};
-use support::{Server, alluvium, contains, ok, ok_json, refused};
+use support::{Server, alluvium, contains, ok, ok_json, own_address, refused, until};
 
 const BLOCK: usize = 4096;
 const READY: &str = " is ready: ";
 const EXPORTED: &str = " is exported: ";
-/// Longer than anything takes; only something that hangs reaches it.
-const HANGS: Duration = Duration::from_secs(120);
 
 /// A cluster in a directory of its own.
 struct Cluster {
@@ -29,7 +25,7 @@ struct Cluster {
 impl Cluster {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        Self { directory, coordination: free_address() }
+        Self { directory, coordination: own_address() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -83,29 +79,8 @@ impl Cluster {
     }
 }
 
-/// A free address outside of the range of ephemeral ports: a client that connects to a server that
-/// is down could get its port otherwise, and connect to itself.
-fn free_address() -> String {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    loop {
-        let port = std::process::id() as u16 % 100 * 100 + NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = 20_000 + port % 10_000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return format!("127.0.0.1:{port}");
-        }
-    }
-}
-
 fn pattern(number: u8) -> Vec<u8> {
     (0..BLOCK).map(|at| number ^ at as u8 ^ (at >> 8) as u8).collect()
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let began = Instant::now();
-    while !is_so() {
-        assert!(began.elapsed() < HANGS, "{what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 #[test]
@@ -147,7 +122,7 @@ fn a_volume_keeps_acknowledged_writes_when_its_leader_and_its_exporter_are_kille
     export = cluster.export("disk", &socket, &["--take"]);
     let mut nbd = Nbd::open(&socket);
     write(&mut nbd, 20);
-    wait_until("the replicas are exact at the same index", || {
+    until("the replicas are exact at the same index", || {
         let replicas = cluster.replicas("disk");
         let all = |key: &str, value: &Value| replicas.iter().all(|replica| replica[key] == *value);
         all("state", &json!("exact")) && all("applied", &replicas[0]["last"])
@@ -159,7 +134,7 @@ fn a_volume_keeps_acknowledged_writes_when_its_leader_and_its_exporter_are_kille
     let socket_text = socket.to_str().unwrap();
     let expected = json!([{
         "name": "disk", "id": 1, "bytes": 1 << 30, "regions": 1, "state": "available",
-        "attached_by": socket_text, "epoch": epoch,
+        "attached_at": socket_text, "epoch": epoch,
     }]);
     assert_eq!(list, expected);
     contains(&cluster.ok(&["list"]), &["disk", "1GiB", "available", socket_text]);
@@ -195,8 +170,8 @@ fn a_volume_keeps_acknowledged_writes_when_its_leader_and_its_exporter_are_kille
     assert!(!socket.exists());
 
     assert_eq!(cluster.json(&["delete", "disk"]), json!(["disk"]));
-    wait_until("the volume is gone", || cluster.json(&["list"]) == json!([]));
-    wait_until("the replicas are gone", || {
+    until("the volume is gone", || cluster.json(&["list"]) == json!([]));
+    until("the replicas are gone", || {
         let status = cluster.json(&["status"]);
         status.as_array().unwrap().iter().all(|server| server["replicas"] == 0)
     });

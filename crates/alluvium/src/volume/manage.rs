@@ -6,7 +6,7 @@ use alluvium_volume::gateway::VolumeConfig;
 use alluvium_volume::registry::VolumeState;
 use alluvium_volume::{
     Answer, AttachOptions, Cluster, GroupId, ReplicaState, ReplicaStatus, Request, Role, ServerId,
-    StatusAnswer,
+    StatusAnswer, VolumeId,
 };
 use clap::Args;
 use serde::Serialize;
@@ -110,24 +110,29 @@ struct ListedVolume {
     bytes: u64,
     regions: usize,
     state: VolumeState,
-    attached_by: Option<String>,
+    attached_at: Option<String>,
     epoch: u64,
+}
+
+/// The epoch of the newest attachment of a volume, and where the volume is attached.
+async fn attachment(cluster: &Cluster, id: VolumeId) -> Result<(u64, Option<String>), Failure> {
+    let newest = cluster.registry().attachment(id).await.map_err(Failure::new)?;
+    let Some((attached, is_fresh)) = newest else { return Ok((0, None)) };
+    Ok((attached.epoch.0, is_fresh.then_some(attached.address)))
 }
 
 async fn listed(cluster: &Cluster) -> Result<Vec<ListedVolume>, Failure> {
     let registry = cluster.registry();
     let mut rows = Vec::new();
     for (id, stored) in registry.volumes().await.map_err(Failure::new)? {
-        let attached = registry.attachment(id).await.map_err(Failure::new)?;
-        let epoch = attached.as_ref().map_or(0, |(value, _)| value.epoch.0);
-        let attached_by = attached.filter(|(_, is_fresh)| *is_fresh);
+        let (epoch, attached_at) = attachment(cluster, id).await?;
         rows.push(ListedVolume {
             name: stored.value.name,
             id: id.0,
             bytes: stored.value.bytes,
             regions: stored.value.regions.len(),
             state: stored.value.state,
-            attached_by: attached_by.map(|(value, _)| value.address),
+            attached_at,
             epoch,
         });
     }
@@ -148,7 +153,7 @@ pub(super) async fn list(args: ListArgs) -> Result<(), Failure> {
             Size { bytes: row.bytes }.to_string(),
             row.regions.to_string(),
             state_name(row.state).to_owned(),
-            row.attached_by.unwrap_or_else(|| "-".to_owned()),
+            row.attached_at.unwrap_or_else(|| "-".to_owned()),
         ]);
     }
     output::line(table)
@@ -189,11 +194,11 @@ pub(super) async fn info(args: InfoArgs) -> Result<(), Failure> {
     let cluster = args.common.cluster.connect()?;
     let registry = cluster.registry();
     let (id, stored) = registry.volume_by_name(&args.name).await.map_err(Failure::new)?;
-    let attached = registry.attachment(id).await.map_err(Failure::new)?;
+    let (epoch, attached_at) = attachment(&cluster, id).await?;
     let statuses = statuses(&cluster).await?;
     let find = |server: ServerId, group: GroupId| -> Option<ReplicaStatus> {
-        let (_, status) = statuses.iter().find(|(id, _)| *id == server)?;
-        let status = status.as_ref().ok()?;
+        let asked = statuses.iter().find(|asked| asked.server == server)?;
+        let status = asked.status.as_ref().ok()?;
         status.replicas.iter().find(|replica| replica.group == group).copied()
     };
     let mut replicas = Vec::new();
@@ -214,8 +219,6 @@ pub(super) async fn info(args: InfoArgs) -> Result<(), Failure> {
             });
         }
     }
-    let epoch = attached.as_ref().map_or(0, |(value, _)| value.epoch.0);
-    let attached_at = attached.filter(|(_, is_fresh)| *is_fresh).map(|(value, _)| value.address);
     let (name, bytes, state) = (stored.value.name, stored.value.bytes, stored.value.state);
     let info = VolumeInfo { name, id: id.0, bytes, state, epoch, attached_at, replicas };
     if args.common.json {
@@ -280,16 +283,21 @@ pub(super) async fn attach(args: AttachArgs) -> Result<(), Failure> {
     ))
 }
 
-/// What each server answers about itself and its replicas.
-async fn statuses(
-    cluster: &Cluster,
-) -> Result<Vec<(ServerId, Result<StatusAnswer, String>)>, Failure> {
+/// A server of the registry, and what it answers about itself and its replicas.
+struct Asked {
+    server: ServerId,
+    address: String,
+    status: Result<StatusAnswer, String>,
+}
+
+/// Asks all servers.
+async fn statuses(cluster: &Cluster) -> Result<Vec<Asked>, Failure> {
     let servers = cluster.registry().servers().await.map_err(Failure::new)?;
-    let ask = |server| async move {
-        let asked = tokio::time::timeout(STATUS_TIMEOUT, status_of(cluster, server)).await;
-        (server, asked.unwrap_or_else(|_| Err("no answer".to_owned())))
-    };
-    let asked = servers.into_iter().map(|(server, _)| ask(server));
+    let asked = servers.into_iter().map(|(server, stored)| async move {
+        let answer = tokio::time::timeout(STATUS_TIMEOUT, status_of(cluster, server)).await;
+        let status = answer.unwrap_or_else(|_| Err("no answer".to_owned()));
+        Asked { server, address: stored.value.address, status }
+    });
     Ok(futures::future::join_all(asked).await)
 }
 
@@ -316,7 +324,7 @@ async fn status_of(cluster: &Cluster, server: ServerId) -> Result<StatusAnswer, 
     }
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct ServerStatus {
     server: u32,
     address: String,
@@ -333,13 +341,7 @@ struct ServerStatus {
 
 pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     let cluster = args.common.cluster.connect()?;
-    let servers = cluster.registry().servers().await.map_err(Failure::new)?;
-    let statuses = statuses(&cluster).await?;
-    let rows: Vec<ServerStatus> = servers
-        .into_iter()
-        .zip(statuses)
-        .map(|((id, stored), (_, status))| server_status(id, stored.value.address, status))
-        .collect();
+    let rows: Vec<_> = statuses(&cluster).await?.into_iter().map(server_status).collect();
     if args.common.json {
         return output::json(&rows);
     }
@@ -365,29 +367,25 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     output::line(table)
 }
 
-fn server_status(
-    id: ServerId,
-    address: String,
-    status: Result<StatusAnswer, String>,
-) -> ServerStatus {
+fn server_status(asked: Asked) -> ServerStatus {
     let slot = alluvium_volume::store::SLOT_BYTES;
-    let (status, error) = match status {
-        Ok(status) => (Some(status), None),
-        Err(error) => (None, Some(error)),
+    let Asked { server, address, status } = asked;
+    let row = ServerStatus { server: server.0, address, ..ServerStatus::default() };
+    let status = match status {
+        Ok(status) => status,
+        Err(error) => return ServerStatus { error: Some(error), ..row },
     };
-    let replicas = status.as_ref().map_or(&[][..], |status| &status.replicas);
+    let replicas = &status.replicas;
     ServerStatus {
-        server: id.0,
-        address,
-        error,
         replicas: replicas.len(),
         leaders: replicas.iter().filter(|replica| replica.role == Role::Leader).count(),
         not_exact: replicas.iter().filter(|it| it.state != ReplicaState::Exact).count(),
-        store_bytes: status.as_ref().map_or(0, |status| u64::from(status.slots) * slot),
-        store_free_bytes: status.as_ref().map_or(0, |status| u64::from(status.free_slots) * slot),
-        ring_bytes: status.as_ref().map_or(0, |status| status.ring_bytes),
-        ring_used_bytes: status.as_ref().map_or(0, |status| status.ring_used_bytes),
-        checkpoint: status.as_ref().map_or(0, |status| status.checkpoint.0),
+        store_bytes: u64::from(status.slots) * slot,
+        store_free_bytes: u64::from(status.free_slots) * slot,
+        ring_bytes: status.ring_bytes,
+        ring_used_bytes: status.ring_used_bytes,
+        checkpoint: status.checkpoint.0,
+        ..row
     }
 }
 

@@ -10,13 +10,14 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Long enough for the slowest machine; only a server that hangs reaches it.
-const HANGS: Duration = Duration::from_secs(120);
+pub const HANGS: Duration = Duration::from_secs(120);
 
 /// The binary, without the environment's ALLUVIUM_ variables.
 pub fn alluvium() -> Command {
@@ -60,6 +61,25 @@ pub fn refused(code: i32, arguments: &[&str]) -> String {
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Polls until something is so.
+#[track_caller]
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < HANGS, "timed out waiting until {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// An address that no other process uses: it is derived from the process ID. Its port is
+/// outside of the range of ephemeral ports, so that no client connects from it.
+pub fn own_address() -> String {
+    static PORT: AtomicU16 = AtomicU16::new(20_000);
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    let port = PORT.fetch_add(1, Ordering::Relaxed);
+    format!("127.{}.{b}.{c}:{port}", a | 0x80)
 }
 
 /// Asserts that `text` contains all of `parts`.
@@ -225,7 +245,7 @@ impl Server {
 
     /// Polls the health until the answer starts with `start`.
     pub fn wait_for_health(&self, start: &str) -> (String, String) {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         loop {
             let health = self.get("/healthz");
             if health.1.starts_with(start) {
