@@ -15,6 +15,7 @@ use alluvium_broker::{
 use alluvium_stream::{Gap, GapCause, Opened, Recovery, Store, StreamId};
 use prometheus_client::registry::Registry;
 use rustix::fs::Mode;
+use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::address::HostPort;
@@ -60,10 +61,7 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
         config.data_dir.display()
     );
     tracing::debug!("configuration: {config}");
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
+    let runtime = runtime()?;
     // Before anything that may take long: otherwise a supervisor treats a starting server as a dead
     // one.
     let health = Health::new();
@@ -86,6 +84,17 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     // The remaining tasks, such as extending a file, may be interrupted.
     runtime.shutdown_timeout(LAST_TASKS);
     served
+}
+
+/// Starts the runtime of a server.
+///
+/// # Errors
+/// The system has no threads or descriptors left.
+pub(crate) fn runtime() -> Result<Runtime, Failure> {
+    Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))
 }
 
 async fn serve(

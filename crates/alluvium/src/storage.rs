@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
 
-use alluvium_device::{Access, OpenOptions, SharedDevice};
+use alluvium_device::{Access, Geometry, OpenOptions, SharedDevice};
 use alluvium_stream::{Catalog, Change, DiskCacheOptions, RedbCatalog};
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use object_store::ObjectStore;
@@ -214,7 +214,24 @@ fn open_wal(
     if missing && bound {
         return Err(catalog_needs("does not exist"));
     }
-    let device = open_device(config, missing, health)?;
+    let capacity = config.wal_capacity.unwrap_or(limits::WAL_CAPACITY);
+    let options = OpenOptions {
+        durability: config.durability,
+        engine: config.engine,
+        create_bytes: missing.then_some(capacity.bytes),
+        ..OpenOptions::default()
+    };
+    let device = open_device(&config.wal, &options, "writing the log", health)?;
+    let geometry = device.geometry();
+    tracing::info!(
+        "write-ahead log: {}, {}",
+        describe(geometry),
+        match (geometry.flushes, geometry.volatile_cache) {
+            (true, _) => "each write is flushed",
+            (false, true) => "writes are not flushed, although it may have a volatile cache",
+            (false, false) => "writes are not flushed: the device reports no volatile cache",
+        },
+    );
     let capacity_bytes = config.wal_capacity.map(|capacity| capacity.bytes);
     let format = |force: bool| -> Result<HeaderInfo, Failure> {
         let options = FormatOptions {
@@ -273,41 +290,34 @@ fn check_unused(
     )))
 }
 
-fn open_device(
-    config: &ServeConfig,
-    create: bool,
+/// Opens a device of a server. Nothing else may use it. If `options` have a size for a new file,
+/// the file is written in full, and probes see the progress as `writing`.
+pub(crate) fn open_device(
+    path: &Path,
+    options: &OpenOptions,
+    writing: &'static str,
     health: &Arc<Health>,
 ) -> Result<SharedDevice, Failure> {
-    let capacity = config.wal_capacity.unwrap_or(limits::WAL_CAPACITY);
-    if create {
-        tracing::info!("creating {}: {capacity}, written in full", config.wal.display());
+    let meter = Meter::new(format!("pre-writing {}", path.display()));
+    let mut progress = meter.callback();
+    if let Some(bytes) = options.create_bytes {
+        tracing::info!("creating {}: {}, written in full", path.display(), Size { bytes });
+        progress = health.progress(writing, progress);
     }
-    let meter = Meter::new(format!("pre-writing {}", config.wal.display()));
-    let shown = meter.callback();
-    let options = OpenOptions {
-        access: Access::Exclusive,
-        durability: config.durability,
-        engine: config.engine,
-        create_bytes: create.then_some(capacity.bytes),
-        progress: Some(if create { health.progress("writing the log", shown) } else { shown }),
-        ..OpenOptions::default()
-    };
-    let device = alluvium_device::open(&config.wal, &options)?;
-    drop(meter);
-    let geometry = device.geometry();
-    tracing::info!(
-        "write-ahead log: {}, a {} of {}, by {}, {}",
+    let options =
+        OpenOptions { access: Access::Exclusive, progress: Some(progress), ..options.clone() };
+    Ok(alluvium_device::open(path, &options)?)
+}
+
+/// Describes a device, for the log.
+pub(crate) fn describe(geometry: &Geometry) -> String {
+    format!(
+        "{}, a {} of {}, by {}",
         geometry.name,
         if geometry.block_device { "block device" } else { "file" },
         Size { bytes: geometry.capacity_bytes },
         geometry.engine,
-        match (geometry.flushes, geometry.volatile_cache) {
-            (true, _) => "each write is flushed",
-            (false, true) => "writes are not flushed, although it may have a volatile cache",
-            (false, false) => "writes are not flushed: the device reports no volatile cache",
-        },
-    );
-    Ok(device)
+    )
 }
 
 /// Warns if the configured capacity differs from the log's. The option is for a new log. This is no
@@ -376,7 +386,7 @@ pub(crate) fn stream_options(
         disk_cache: config.disk_cache.clone().map(|directory| DiskCacheOptions {
             directory,
             max_disk_bytes: config.disk_cache_size.bytes,
-            memory_bytes: usize::try_from(config.disk_cache_memory.bytes).unwrap_or(usize::MAX),
+            memory_bytes: config.disk_cache_memory.in_memory(),
         }),
         cold_read_bytes: config.cold_read_memory.bytes,
         object_store_bytes_per_s: config.object_store_rate.map_or(0, |rate| rate.bytes),

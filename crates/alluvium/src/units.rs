@@ -37,6 +37,11 @@ impl Size {
         Self { bytes: n << 40 }
     }
 
+    /// The number of bytes of memory.
+    pub(crate) fn in_memory(self) -> usize {
+        usize::try_from(self.bytes).unwrap_or(usize::MAX)
+    }
+
     /// Whether a write-ahead log could have this size: a multiple of its page size.
     pub(crate) const fn is_whole_pages(self) -> bool {
         self.bytes.is_multiple_of(alluvium_device::PAGE_BYTES as u64)

@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::memory;
-use super::options::{CacheArgs, bytes};
+use super::options::CacheArgs;
 use crate::output::{self, Failure, Table};
 use crate::units::{Size, about};
 
@@ -298,7 +298,7 @@ impl Bench<'_> {
         let args = self.args;
         let cache = self.cache()?;
         // After opening, which checks the size of a journal, and so of a value.
-        let values = sample(&mut Random::new(0x5eed), SAMPLE_BYTES + bytes(args.value));
+        let values = sample(&mut Random::new(0x5eed), SAMPLE_BYTES + args.value.in_memory());
         let values = &values[..];
         let started = Instant::now();
         let measured = thread::scope(|scope| {
@@ -358,7 +358,7 @@ fn run_thread(
     let mut random = Random::new(0x5eed + thread);
     let threads = u64::from(args.threads);
     let operations = args.keys / threads;
-    let value_len = bytes(args.value);
+    let value_len = args.value.in_memory();
     let value_at = |random: &mut Random| {
         let at = random.index(SAMPLE_BYTES);
         &values[at..at + value_len]

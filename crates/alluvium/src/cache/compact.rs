@@ -7,7 +7,6 @@ use alluvium_journal::{Cache, Compression, Options, WhenFull};
 use clap::Args;
 
 use super::memory;
-use super::options::bytes;
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::{Size, about, counted};
@@ -70,7 +69,7 @@ pub(crate) fn run(args: &CompactArgs) -> Result<(), Failure> {
     let directory = &args.directory;
     let before = OnDisk::of(directory)?;
     let options = Options {
-        memory_bytes: bytes(args.memory),
+        memory_bytes: args.memory.in_memory(),
         max_disk_bytes: before.bytes.saturating_add(EXTRA_DISK.bytes),
         when_full: WhenFull::Refuse,
         compression: Compression::None,

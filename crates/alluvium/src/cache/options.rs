@@ -61,20 +61,15 @@ impl CacheArgs {
     /// Returns the options of the cache.
     pub(super) fn options(&self, default_memory: Size) -> Options {
         Options {
-            memory_bytes: bytes(self.memory(default_memory)),
+            memory_bytes: self.memory(default_memory).in_memory(),
             max_disk_bytes: self.max_disk.bytes,
-            journal_bytes: bytes(self.journal),
+            journal_bytes: self.journal.in_memory(),
             durability: self.durability,
             when_full: self.when_full,
             compression: self.compression,
             ..Options::default()
         }
     }
-}
-
-/// Converts a size to bytes of memory.
-pub(super) fn bytes(size: Size) -> usize {
-    usize::try_from(size.bytes).unwrap_or(usize::MAX)
 }
 
 fn durability(text: &str) -> Result<Durability, String> {

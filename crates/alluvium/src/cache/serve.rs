@@ -37,7 +37,7 @@ use self::counters::{CacheCollector, Counters};
 use self::files::Journals;
 use self::request::Limits;
 use super::memory;
-use super::options::{CacheArgs, bytes};
+use super::options::CacheArgs;
 use crate::address::Address;
 use crate::admin::{Admin, Condition, Health};
 use crate::output::Failure;
@@ -205,7 +205,7 @@ impl Server {
             memory_bytes: args.cache.memory(DEFAULT_MEMORY).bytes,
             max_disk_bytes: args.cache.max_disk.bytes,
             limits,
-            buffers: Buffers::new(bytes(args.buffer_memory)),
+            buffers: Buffers::new(args.buffer_memory.in_memory()),
             counters: Counters::new(),
             max_connections,
             idle_timeout: args.idle_timeout.0,

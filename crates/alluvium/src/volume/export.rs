@@ -12,10 +12,10 @@ use tokio::net::{TcpListener, UnixStream};
 use uuid::Uuid;
 
 use super::disk::VolumeDisk;
-use super::{ClusterArgs, check_exposure, runtime};
+use super::{ClusterArgs, check_exposure};
 use crate::address::Address;
 use crate::output::Failure;
-use crate::serve::Signals;
+use crate::serve::{Signals, runtime};
 use crate::units::{Size, Span};
 use crate::unix_socket;
 

@@ -19,6 +19,7 @@ use alluvium_volume::Cluster;
 use clap::{Args, Subcommand};
 
 use crate::output::{self, Failure};
+use crate::serve::runtime;
 
 /// The commands about volumes.
 #[derive(Debug, Subcommand)]
@@ -92,13 +93,6 @@ pub(crate) fn run(command: VolumeCommand) -> Result<(), Failure> {
 
 fn block_on(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
     runtime()?.block_on(command)
-}
-
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))
 }
 
 /// Requires an explicit option to listen beyond the loopback interface, which is the only

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use alluvium_coordination::{
     Coordination, Host, HostOptions, Limits, RedbCoordination, SystemClock,
 };
-use alluvium_device::{Access, OpenOptions, SharedDevice};
+use alluvium_device::{OpenOptions, SharedDevice};
 use alluvium_volume::net::NetLimits;
 use alluvium_volume::serve::{ServeError, ServeOptions, Server};
 use alluvium_volume::shard::Apply;
@@ -16,17 +16,18 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use super::metrics::VolumeCollector;
-use super::{ClusterArgs, check_exposure, runtime};
+use super::{ClusterArgs, check_exposure};
 use crate::address::{Address, HostPort};
-use crate::admin::{Admin, Condition, Health};
+use crate::admin::{Admin, Health};
 use crate::output::Failure;
 use crate::progress::Meter;
-use crate::serve::Signals;
+use crate::serve::{Signals, runtime};
+use crate::storage;
 use crate::units::Size;
 
 /// The smallest log that is created: its ring holds twice the window of the log, with some reserve
 /// for headers.
-const MIN_WAL_BYTES: u64 = 160 << 20;
+const MIN_WAL: Size = Size::mib(160);
 
 /// Serve volumes: one of the servers of a cluster, with a write-ahead log and a store of its own.
 ///
@@ -131,11 +132,10 @@ pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
     crate::open_files::raise_limit();
     let hosted_at = args.hosted_at()?;
     args.check_addresses(hosted_at)?;
-    if args.wal_capacity.bytes < MIN_WAL_BYTES && !args.wal.exists() {
+    if args.wal_capacity < MIN_WAL && !args.wal.exists() {
         return Err(Failure::Usage(format!(
-            "--wal-capacity is {}, but a log needs {} at least",
+            "--wal-capacity is {}, but a log needs {MIN_WAL} at least",
             args.wal_capacity,
-            Size { bytes: MIN_WAL_BYTES },
         )));
     }
     let runtime = runtime()?;
@@ -144,8 +144,15 @@ pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
         Some(Address(listen)) => Some(runtime.block_on(Admin::start(listen, health.clone()))?),
         None => None,
     };
-    let log = open_device(&args.wal, args.wal_capacity, "write-ahead log")?;
-    let store = open_device(&args.store, args.store_capacity, "store")?;
+    let open = |path: &Path, capacity: Size, writing, what| -> Result<SharedDevice, Failure> {
+        let create_bytes = (!path.exists()).then_some(capacity.bytes);
+        let options = OpenOptions { create_bytes, io_depth: 32, ..OpenOptions::default() };
+        let device = storage::open_device(path, &options, writing, &health)?;
+        tracing::info!("{what}: {}", storage::describe(device.geometry()));
+        Ok(device)
+    };
+    let log = open(&args.wal, args.wal_capacity, "writing the log", "write-ahead log")?;
+    let store = open(&args.store, args.store_capacity, "writing the store", "store")?;
     let served = runtime.block_on(serve(args, hosted_at, log, store, admin, &health));
     runtime.shutdown_background();
     served
@@ -174,22 +181,20 @@ async fn serve(
             ApplyArg::Deferred => Apply::Deferred,
             ApplyArg::Dsync => Apply::Dsync,
         },
-        entry_cache_bytes: bytes(args.entry_memory),
-        overlay_bytes: bytes(args.overlay_memory),
+        entry_cache_bytes: args.entry_memory.in_memory(),
+        overlay_bytes: args.overlay_memory.in_memory(),
         limits: NetLimits::default(),
         advertised: match &args.advertise {
             Some(advertised) => advertised.to_string(),
             None => address.to_string(),
         },
     };
-    health.begin("recovering the replicas");
     let meter = Meter::new("reading the store");
-    let shown = meter.callback();
+    let shown = health.progress("recovering the replicas", meter.callback());
     let progress = move |_: &'static str, done, all| shown(done, all);
     let keys = args.cluster.keys()?;
     let server = Server::open(options, service, keys, progress).await.map_err(Failure::new)?;
     drop(meter);
-    health.watch(|| Condition::Ok);
     if let Some(admin) = &admin {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(VolumeCollector::new(server.view())));
@@ -241,34 +246,4 @@ async fn coordination(
     };
     let host = Host::bind(address, service.clone(), options).await.map_err(Failure::new)?;
     Ok((service, Some(host)))
-}
-
-/// Opens a device, or creates a file and writes it in full.
-fn open_device(path: &Path, capacity: Size, what: &str) -> Result<SharedDevice, Failure> {
-    let create = !path.exists();
-    if create {
-        tracing::info!("creating {}: {capacity}, written in full", path.display());
-    }
-    let meter = Meter::new(format!("pre-writing {}", path.display()));
-    let options = OpenOptions {
-        access: Access::Exclusive,
-        create_bytes: create.then_some(capacity.bytes),
-        progress: Some(meter.callback()),
-        io_depth: 32,
-        ..OpenOptions::default()
-    };
-    let device = alluvium_device::open(path, &options)?;
-    let geometry = device.geometry();
-    tracing::info!(
-        "{what}: {}, a {} of {}, by {}",
-        geometry.name,
-        if geometry.block_device { "block device" } else { "file" },
-        Size { bytes: geometry.capacity_bytes },
-        geometry.engine,
-    );
-    Ok(device)
-}
-
-fn bytes(size: Size) -> usize {
-    usize::try_from(size.bytes).unwrap_or(usize::MAX)
 }
