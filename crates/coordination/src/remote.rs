@@ -358,7 +358,7 @@ impl Watch {
                 let id = self.shared.next_id();
                 events.clear();
                 // If the connection has ended, the next one is waited for.
-                self.open = connection.watch(id, &self.prefix, self.after).await.ok();
+                self.open = connection.watch(id, &self.prefix, self.after).ok();
                 continue;
             };
             match open.next().await {

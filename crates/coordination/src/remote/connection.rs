@@ -82,7 +82,8 @@ async fn shake_hands(
 
 pub(super) struct Connection {
     frames: mpsc::Sender<Bytes>,
-    /// Messages of watches, which a drop sends too. The window of each watch bounds them.
+    /// Messages of watches, which a drop sends too, in the order in which they were sent: the host
+    /// ignores the end of a watch that it does not have. The window of each watch bounds them.
     control: mpsc::UnboundedSender<ClientMessage>,
     waiting: Mutex<Waiting>,
 }
@@ -155,7 +156,7 @@ impl Connection {
     }
 
     /// Opens a watch.
-    pub(super) async fn watch(
+    pub(super) fn watch(
         self: &Arc<Self>,
         id: u64,
         prefix: &str,
@@ -171,8 +172,7 @@ impl Connection {
         }
         let watch = OpenWatch { connection: self.clone(), id, received };
         let message = ClientMessage::Watch { id, prefix: prefix.to_owned(), after };
-        let slot = self.frames.reserve().await.map_err(|_| self.broken())?;
-        slot.send(encode(&message));
+        self.control.send(message).map_err(|_| self.broken())?;
         Ok(watch)
     }
 

@@ -517,3 +517,21 @@ async fn dropped_watches_free_their_slots() {
     }
     assert_eq!(full, 1);
 }
+
+/// Watches that are dropped before the connection has sent them.
+#[tokio::test]
+async fn a_watch_dropped_at_once_frees_its_slot() {
+    let service = MemoryCoordination::new(Limits::default(), Arc::new(ManualClock::default()));
+    let host = host(Arc::new(service)).await;
+    let remote = patient(host.address());
+    let revision = remote.commit(&put("a", "1")).await.unwrap().unwrap();
+    for _ in 0..1000 {
+        let mut watch = remote.watch("a", revision);
+        assert!(futures::FutureExt::now_or_never(watch.next()).is_none());
+        drop(watch);
+        // The host reads what was sent.
+        remote.get("a").await.unwrap();
+    }
+    let mut watch = remote.watch("a", Revision(0));
+    assert_eq!(watch.next().await.unwrap().unwrap().revision, revision);
+}
