@@ -2,7 +2,6 @@
 //! implementation is wrong.
 
 use std::collections::BTreeMap;
-use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +9,7 @@ use bytes::Bytes;
 use futures::future::join_all;
 use futures::stream::BoxStream;
 use futures::{FutureExt as _, StreamExt as _};
+use tokio::task::yield_now;
 
 use crate::election::{self, list_all};
 use crate::{
@@ -78,20 +78,6 @@ async fn all(service: &dyn Coordination) -> (Vec<Entry>, Revision) {
 
 async fn next(watch: &mut BoxStream<'static, Result<Changes>>) -> Changes {
     watch.next().await.expect("a watch goes on").expect("history is kept")
-}
-
-/// Lets every other future of this task run once.
-async fn others() {
-    let mut waited = false;
-    futures::future::poll_fn(|context| {
-        if waited {
-            return Poll::Ready(());
-        }
-        waited = true;
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 async fn puts_and_deletes(service: &dyn Coordination) {
@@ -189,8 +175,9 @@ async fn concurrent_increments_all_count(service: &dyn Coordination) {
                     .as_ref()
                     .map_or(0, |entry| std::str::from_utf8(&entry.value).unwrap().parse().unwrap());
                 // All writers read before one of them writes.
-                others().await;
-                let guards = vec![Guard::unchanged("counter", entry.as_ref())];
+                yield_now().await;
+                let guards =
+                    vec![Guard::unchanged("counter", entry.as_ref().map(|entry| entry.modified))];
                 let changes = vec![Change::put("counter", (count + 1).to_string())];
                 match service.commit(&transaction(guards, changes)).await.unwrap() {
                     Ok(_) => break,
@@ -265,13 +252,13 @@ async fn list_and_watch_lose_and_repeat_nothing(service: &dyn Coordination) {
                 Change::put(key, format!("{writer} {n}"))
             };
             apply(service, vec![change, put(&format!("mine/{writer}"), "x")]).await;
-            others().await;
+            yield_now().await;
         }
     };
     // Views begin at several times while the writers write.
     let view = async |start: usize| {
         for _ in 0..start {
-            others().await;
+            yield_now().await;
         }
         let (entries, mut revision) = list_all(service, "w/").await.unwrap();
         let mut view: BTreeMap<_, _> =
@@ -463,7 +450,7 @@ async fn the_oldest_candidate_leads(fixture: &dyn Fixture) {
     let mut waiting = Box::pin(election::lead(service, last));
     assert!(waiting.as_mut().now_or_never().is_none());
     service.revoke(*second).await.unwrap();
-    others().await;
+    yield_now().await;
     assert!(waiting.as_mut().now_or_never().is_none(), "the first one still leads");
     assert!(!election::lead(service, middle).await.unwrap(), "its key is gone");
     let act = transaction(vec![leader.guard()], vec![put("decision", "first")]);

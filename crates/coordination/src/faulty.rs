@@ -1,13 +1,13 @@
 //! A service with faults by seed, for tests of what uses the trait.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
+use futures::{StreamExt as _, TryStreamExt as _};
 use parking_lot::Mutex;
+use tokio::task::yield_now;
 
 use crate::{
     Change, Changes, Conflict, Coordination, Entry, Error, Hosted, Identity, Lease, LeaseId,
@@ -102,7 +102,7 @@ impl<S: Coordination> Faulty<S> {
     /// Begins an operation: applies what is due, and may refuse the operation.
     async fn begin(&self) -> Result<()> {
         while self.meets(self.faults.delayed) {
-            others().await;
+            yield_now().await;
         }
         let due = {
             let mut late = self.late.lock();
@@ -185,21 +185,17 @@ impl<S: Coordination> Coordination for Faulty<S> {
         let watch = self.inner.watch(prefix, after);
         let random = Random(self.random.lock().next());
         let faults = self.faults;
-        stream::unfold(Some((watch, random, after)), move |state| async move {
-            let (mut watch, mut random, mut at) = state?;
+        stream::try_unfold((watch, random, after), move |state| async move {
+            let (mut watch, mut random, at) = state;
             while random.next() % 1000 < faults.delayed {
-                others().await;
+                yield_now().await;
             }
             if random.next() % 1000 < faults.cut_off {
-                let error = Error::Compacted { asked: at, oldest: at.next() };
-                return Some((Err(error), None));
+                return Err(Error::Compacted { asked: at, oldest: at.next() });
             }
-            let next = watch.next().await?;
-            if let Ok(changes) = &next {
-                at = changes.revision;
-            }
-            let state = next.is_ok().then_some((watch, random, at));
-            Some((next, state))
+            let Some(changes) = watch.try_next().await? else { return Ok(None) };
+            let at = changes.revision;
+            Ok(Some((changes, (watch, random, at))))
         })
         .boxed()
     }
@@ -218,20 +214,6 @@ impl<S: Coordination> Coordination for Faulty<S> {
         self.begin().await?;
         self.change(self.inner.revoke(lease)).await
     }
-}
-
-/// Lets every other future of this task run once.
-async fn others() {
-    let mut waited = false;
-    futures::future::poll_fn(|context| {
-        if waited {
-            return Poll::Ready(());
-        }
-        waited = true;
-        context.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }
 
 /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).

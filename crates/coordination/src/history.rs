@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use crate::limits::OVERHEAD_BYTES;
 use crate::{Entry, Error, Limits, Result, Revision};
 
 /// What one revision did to one key. The previous entry allows older revisions to be listed.
@@ -25,7 +26,7 @@ impl Recorded {
         let entry = |entry: &Option<Entry>| entry.as_ref().map_or(0, |entry| entry.value.len());
         self.changed
             .iter()
-            .map(|one| one.key.len() + entry(&one.previous) + entry(&one.entry) + 128)
+            .map(|one| one.key.len() + entry(&one.previous) + entry(&one.entry) + OVERHEAD_BYTES)
             .sum()
     }
 }

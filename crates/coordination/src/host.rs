@@ -11,7 +11,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::wire::{Answer, Request, Welcome, with_length};
-use crate::{Coordination, Error, Result, check_key};
+use crate::{Coordination, Error, Result};
 
 mod connection;
 #[cfg(test)]
@@ -110,12 +110,9 @@ impl Host {
                  plaintext on the network if every machine that reaches it is trusted"
             )));
         }
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(|error| Error::Unavailable(format!("cannot listen on {address}: {error}")))?;
-        let address = listener
-            .local_addr()
-            .map_err(|error| Error::Unavailable(format!("cannot listen on {address}: {error}")))?;
+        let failed = |error| Error::Unavailable(format!("cannot listen on {address}: {error}"));
+        let listener = TcpListener::bind(address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
         let memory = Arc::new(Semaphore::new(kib(options.memory_bytes) as usize));
         let shared = Arc::new(Shared { service, options, memory });
         let (stop, stopped) = watch::channel(false);
@@ -218,10 +215,7 @@ pub(crate) async fn execute<S: Coordination + ?Sized>(
     request: Request,
 ) -> Result<Answer> {
     match request {
-        Request::Get(key) => {
-            check_key(&key)?;
-            service.get(&key).await.map(Answer::Entry)
-        }
+        Request::Get(key) => service.get(&key).await.map(Answer::Entry),
         Request::List(request) => service.list(&request).await.map(Answer::Page),
         Request::Commit(transaction) => service.commit(&transaction).await.map(Answer::Committed),
         Request::Grant(ttl) => service.grant(ttl).await.map(Answer::Lease),

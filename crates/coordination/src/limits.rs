@@ -1,5 +1,8 @@
 //! The bounds of a service in memory or in a file.
 
+/// The memory that an entry or a change takes beyond its keys and values, as the bounds count it.
+pub(crate) const OVERHEAD_BYTES: usize = 128;
+
 /// The bounds of a service in memory or in a file.
 #[derive(Clone, Debug)]
 pub struct Limits {

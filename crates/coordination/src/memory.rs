@@ -12,7 +12,7 @@ use crate::shared::Shared;
 use crate::state::{State, Step};
 use crate::{
     Changes, Clock, Conflict, Coordination, Entry, Error, Hosted, Identity, Lease, LeaseId, Limits,
-    ListRequest, Page, Result, Revision, Transaction, check_key,
+    ListRequest, Page, Result, Revision, Transaction,
 };
 
 /// A coordination service in memory.
@@ -75,8 +75,7 @@ impl Coordination for MemoryCoordination {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Entry>> {
-        check_key(key)?;
-        self.shared.with(|state| state.get(key).cloned())
+        self.shared.with(|state| state.get(key))?
     }
 
     async fn list(&self, request: &ListRequest) -> Result<Page> {
@@ -95,7 +94,7 @@ impl Coordination for MemoryCoordination {
     }
 
     async fn grant(&self, ttl: Duration) -> Result<Lease> {
-        self.write(|state| state.plan_grant(ttl).map(|(lease, step)| (Some(step), lease)))
+        self.write(|state| state.plan_grant(ttl))
     }
 
     async fn keep_alive(&self, lease: LeaseId) -> Result<()> {
@@ -103,7 +102,7 @@ impl Coordination for MemoryCoordination {
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<()> {
-        self.write(|state| Ok((Some(state.plan_revoke(lease)?), ())))
+        self.write(|state| state.plan_revoke(lease))
     }
 }
 
@@ -207,7 +206,8 @@ mod tests {
                 while done < 250 {
                     let entry = service.get("n").await.unwrap();
                     let count = entry.as_ref().map_or(0, |entry| entry.value.len());
-                    let guards = vec![Guard::unchanged("n", entry.as_ref())];
+                    let guards =
+                        vec![Guard::unchanged("n", entry.as_ref().map(|entry| entry.modified))];
                     let changes = vec![Change::put("n", vec![0; count + 1])];
                     let transaction = Transaction { guards, changes };
                     done += usize::from(service.commit(&transaction).await.unwrap().is_ok());

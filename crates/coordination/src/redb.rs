@@ -13,7 +13,7 @@ use crate::shared::Shared;
 use crate::state::{State, Step};
 use crate::{
     Changes, Clock, Conflict, Coordination, Entry, Error, Hosted, Identity, Lease, LeaseId, Limits,
-    ListRequest, Page, Result, Revision, Transaction, check_key,
+    ListRequest, Page, Result, Revision, Transaction,
 };
 
 mod file;
@@ -176,8 +176,7 @@ impl Coordination for RedbCoordination {
     }
 
     async fn get(&self, key: &str) -> Result<Option<Entry>> {
-        check_key(key)?;
-        self.shared.with(|state| state.get(key).cloned())
+        self.shared.with(|state| state.get(key))?
     }
 
     async fn list(&self, request: &ListRequest) -> Result<Page> {
@@ -198,9 +197,7 @@ impl Coordination for RedbCoordination {
     }
 
     async fn grant(&self, ttl: Duration) -> Result<Lease> {
-        let plan =
-            move |state: &State| state.plan_grant(ttl).map(|(lease, step)| (Some(step), lease));
-        self.write(plan).await
+        self.write(move |state| state.plan_grant(ttl)).await
     }
 
     async fn keep_alive(&self, lease: LeaseId) -> Result<()> {
@@ -208,6 +205,6 @@ impl Coordination for RedbCoordination {
     }
 
     async fn revoke(&self, lease: LeaseId) -> Result<()> {
-        self.write(move |state| Ok((Some(state.plan_revoke(lease)?), ()))).await
+        self.write(move |state| state.plan_revoke(lease)).await
     }
 }

@@ -231,7 +231,6 @@ async fn keep_connected(shared: Arc<Shared>) {
     let [first, longest] = BACK_OFF;
     let mut pause = first;
     loop {
-        // Operations of the connection before must not lower what is seen after this.
         let reason = match dial(&shared.options).await {
             Ok((dialed, identity, revision)) => {
                 if let Err(error) = shared.check(identity, revision) {
@@ -308,11 +307,9 @@ impl Coordination for Remote {
     fn watch(&self, prefix: &str, after: Revision) -> BoxStream<'static, Result<Changes>> {
         let shared = self.shared.clone();
         let watch = Watch { shared, prefix: prefix.to_owned(), after, open: None };
-        stream::unfold(Some(watch), |watch| async {
-            let mut watch = watch?;
-            let next = watch.next().await;
-            let watch = next.is_ok().then_some(watch);
-            Some((next, watch))
+        stream::try_unfold(watch, |mut watch| async {
+            let changes = watch.next().await?;
+            Ok(Some((changes, watch)))
         })
         .boxed()
     }

@@ -88,11 +88,9 @@ impl Shared {
             prefix: prefix.to_owned(),
             after,
         };
-        stream::unfold(Some(watch), |watch| async {
-            let mut watch = watch?;
-            let next = watch.next().await;
-            let watch = next.is_ok().then_some(watch);
-            Some((next, watch))
+        stream::try_unfold(watch, |mut watch| async {
+            let changes = watch.next().await?;
+            Ok(Some((changes, watch)))
         })
         .boxed()
     }

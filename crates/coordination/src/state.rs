@@ -8,13 +8,11 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::history::{Changed, History, Recorded};
+use crate::limits::OVERHEAD_BYTES;
 use crate::{
     Change, Changes, Conflict, Entry, Error, Event, Lease, LeaseId, Limits, ListRequest,
-    MAX_LEASES, MAX_PAGE_BYTES, Page, Result, Revision, Transaction, granted_ttl,
+    MAX_LEASES, MAX_PAGE_BYTES, Page, Result, Revision, Transaction, check_key, granted_ttl,
 };
-
-/// The memory that an entry takes beyond its key and value, as it counts for the bounds.
-const ENTRY_BYTES: usize = 128;
 
 /// A planned change. At least one of its parts is there.
 #[derive(Clone, Debug, Default)]
@@ -104,8 +102,9 @@ impl State {
         Position { revision: self.revision(), oldest, next_lease }
     }
 
-    pub(crate) fn get(&self, key: &str) -> Option<&Entry> {
-        self.entries.get(key)
+    pub(crate) fn get(&self, key: &str) -> Result<Option<Entry>> {
+        check_key(key)?;
+        Ok(self.entries.get(key).cloned())
     }
 
     pub(crate) fn list(&self, request: &ListRequest) -> Result<Page> {
@@ -237,12 +236,12 @@ impl State {
         Ok(Ok(Some(Step { recorded: Some(recorded), ..Step::default() })))
     }
 
-    pub(crate) fn plan_grant(&self, ttl: Duration) -> Result<(Lease, Step)> {
+    pub(crate) fn plan_grant(&self, ttl: Duration) -> Result<(Option<Step>, Lease)> {
         let lease = Lease { id: self.next_lease, ttl: granted_ttl(ttl)? };
         if self.leases.len() >= MAX_LEASES {
             return Err(Error::Full(format!("it has {MAX_LEASES} leases")));
         }
-        Ok((lease, Step { granted: Some(lease), ..Step::default() }))
+        Ok((Some(Step { granted: Some(lease), ..Step::default() }), lease))
     }
 
     /// Plans the end of the lease whose time was over first at `now`, if there is one.
@@ -252,11 +251,11 @@ impl State {
         Some(self.end(*id))
     }
 
-    pub(crate) fn plan_revoke(&self, lease: LeaseId) -> Result<Step> {
+    pub(crate) fn plan_revoke(&self, lease: LeaseId) -> Result<(Option<Step>, ())> {
         if !self.leases.contains_key(&lease) {
             return Err(Error::LeaseNotFound(lease));
         }
-        Ok(self.end(lease))
+        Ok((Some(self.end(lease)), ()))
     }
 
     fn end(&self, lease: LeaseId) -> Step {
@@ -339,5 +338,5 @@ impl State {
 }
 
 fn size(entry: &Entry) -> usize {
-    entry.key.len() + entry.value.len() + ENTRY_BYTES
+    entry.key.len() + entry.value.len() + OVERHEAD_BYTES
 }

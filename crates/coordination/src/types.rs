@@ -66,11 +66,12 @@ pub enum Guard {
 }
 
 impl Guard {
-    /// Returns the guard that holds as long as the key is as `entry` shows it.
+    /// Returns the guard that holds as long as `modified` is the revision of the key's last put, or
+    /// as long as the key does not exist.
     #[must_use]
-    pub fn unchanged(key: &str, entry: Option<&Entry>) -> Self {
-        match entry {
-            Some(entry) => Self::Modified(key.to_owned(), entry.modified),
+    pub fn unchanged(key: &str, modified: Option<Revision>) -> Self {
+        match modified {
+            Some(revision) => Self::Modified(key.to_owned(), revision),
             None => Self::Absent(key.to_owned()),
         }
     }

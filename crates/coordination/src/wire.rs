@@ -5,7 +5,10 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio_util::codec::LengthDelimitedCodec;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
 
 use crate::{
     Conflict, Entry, Error, Event, Identity, Lease, LeaseId, ListRequest, Page, Revision,
@@ -27,7 +30,7 @@ pub(crate) const PART_BYTES: usize = 1 << 20;
 pub(crate) const WATCH_WINDOW_BYTES: u64 = 256 << 10;
 
 /// How often each side shows that it is there.
-pub(crate) const PING_EVERY: Duration = Duration::from_secs(1);
+const PING_EVERY: Duration = Duration::from_secs(1);
 
 const MAGIC: [u8; 8] = *b"ALLUVCRD";
 const HELLO_BYTES: usize = 12;
@@ -135,6 +138,27 @@ pub(crate) enum HostMessage {
 /// so that the window bounds their number too.
 pub(crate) fn watch_cost(frame_bytes: usize) -> u64 {
     frame_bytes as u64 + 256
+}
+
+/// What reads frames from a socket.
+pub(crate) type Reader = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
+/// What writes frames to a socket.
+pub(crate) type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
+
+/// Returns the two directions of a new connection. The reader takes frames of the handshake.
+pub(crate) fn split(stream: TcpStream, max_sent_bytes: usize) -> (Reader, Writer) {
+    // Small frames must not wait for each other. Without it they are slower, and nothing else.
+    let _ = stream.set_nodelay(true);
+    let (reader, writer) = stream.into_split();
+    let reader = FramedRead::new(reader, codec(MAX_HANDSHAKE_BYTES));
+    (reader, FramedWrite::new(writer, codec(max_sent_bytes)))
+}
+
+/// Returns the times at which a connection sends a ping.
+pub(crate) fn ping_times() -> Interval {
+    let mut times = interval(PING_EVERY);
+    times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    times
 }
 
 /// Returns the codec that puts a length of 4 bytes before each frame.

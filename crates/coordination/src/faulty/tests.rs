@@ -64,7 +64,7 @@ async fn a_leader_that_was_replaced_never_acts_whatever_fails() {
             }
             steps += 1;
             // Watches of tokio are pending when a task has run for long.
-            tokio::task::yield_now().await;
+            yield_now().await;
             if steps % 50 == 0 {
                 clock.advance(TTL);
                 service.inner().expire().await.unwrap();

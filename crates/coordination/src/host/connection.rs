@@ -6,25 +6,20 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::{SinkExt as _, StreamExt as _};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{MissedTickBehavior, interval, timeout};
-use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
+use tokio::time::timeout;
 
 use super::{Shared, execute, kib};
 use crate::wire::{
-    ClientMessage, Hello, HostMessage, MAX_CLIENT_BYTES, MAX_HANDSHAKE_BYTES, MAX_HOST_BYTES,
-    PART_BYTES, PING_EVERY, Request, VERSION, WATCH_WINDOW_BYTES, Welcome, codec, decode, encode,
+    ClientMessage, Hello, HostMessage, MAX_CLIENT_BYTES, MAX_HOST_BYTES, PART_BYTES, Reader,
+    Request, VERSION, WATCH_WINDOW_BYTES, Welcome, Writer, decode, encode, ping_times, split,
     watch_cost,
 };
 use crate::{Error, Event, ListRequest, Revision};
 
 /// Frames that wait for the writer. Each holds its part of the host's memory.
 const QUEUED_FRAMES: usize = 16;
-
-type Reader = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
-type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
 
 struct Outgoing {
     frame: Bytes,
@@ -40,11 +35,7 @@ pub(super) async fn serve(
     shared: &Arc<Shared>,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), String> {
-    // Small frames must not wait for each other. Without it they are slower, and nothing else.
-    let _ = stream.set_nodelay(true);
-    let (reader, writer) = stream.into_split();
-    let mut reader = FramedRead::new(reader, codec(MAX_HANDSHAKE_BYTES));
-    let mut writer = FramedWrite::new(writer, codec(MAX_HOST_BYTES));
+    let (mut reader, mut writer) = split(stream, MAX_HOST_BYTES);
     let limit = shared.options.handshake_timeout;
     match timeout(limit, welcome(&mut reader, &mut writer, shared)).await {
         Ok(result) => result?,
@@ -121,8 +112,7 @@ async fn write_all(
     mut queue: mpsc::Receiver<Outgoing>,
     shared: &Shared,
 ) -> Result<(), String> {
-    let mut pings = interval(PING_EVERY);
-    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut pings = ping_times();
     let limit = shared.options.write_timeout;
     loop {
         let (frame, _memory) = tokio::select! {
@@ -216,9 +206,7 @@ impl Connection {
         let most = self.shared.options.max_watches;
         if self.watches.len() >= most {
             let error = Error::Full(format!("the connection has {most} watches"));
-            let memory = reserve(&self.shared, 1).await;
-            let frame = encode(&HostMessage::WatchEnded(id, error));
-            let _ = self.out.send(Outgoing { frame, _memory: memory }).await;
+            let _ = end_watch(&self.shared, id, error, &self.out).await;
             return Ok(());
         }
         let (taken, window) = watch::channel(0);
@@ -256,11 +244,7 @@ async fn follow(
         let next = changes.next().await?;
         let changes = match next {
             Ok(changes) => changes,
-            Err(error) => {
-                let memory = reserve(shared, 1).await;
-                let frame = encode(&HostMessage::WatchEnded(id, error));
-                return out.send(Outgoing { frame, _memory: memory }).await.ok();
-            }
+            Err(error) => return end_watch(shared, id, error, out).await,
         };
         let revision = changes.revision;
         let mut parts = parts(changes.events).into_iter().peekable();
@@ -272,6 +256,18 @@ async fn follow(
             out.send(Outgoing { frame, _memory: memory }).await.ok()?;
         }
     }
+}
+
+/// Sends the end of a watch.
+async fn end_watch(
+    shared: &Shared,
+    id: u64,
+    error: Error,
+    out: &mpsc::Sender<Outgoing>,
+) -> Option<()> {
+    let memory = reserve(shared, 1).await;
+    let frame = encode(&HostMessage::WatchEnded(id, error));
+    out.send(Outgoing { frame, _memory: memory }).await.ok()
 }
 
 /// Splits the changes of a revision into frames, with a bound of the bytes of each.

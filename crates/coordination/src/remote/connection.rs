@@ -6,17 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use futures::{SinkExt as _, StreamExt as _};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{MissedTickBehavior, interval, timeout};
-use tokio_util::codec::{FramedRead, FramedWrite, LengthDelimitedCodec};
+use tokio::time::timeout;
 
 use super::RemoteOptions;
 use crate::wire::{
-    Answer, ClientMessage, Hello, HostMessage, MAX_CLIENT_BYTES, MAX_HANDSHAKE_BYTES,
-    MAX_HOST_BYTES, PING_EVERY, VERSION, Welcome, WelcomeBody, codec, decode, encode, watch_cost,
+    Answer, ClientMessage, Hello, HostMessage, MAX_CLIENT_BYTES, MAX_HOST_BYTES, Reader, VERSION,
+    Welcome, WelcomeBody, Writer, decode, encode, ping_times, split, watch_cost,
 };
 use crate::{Error, Event, Identity, Result, Revision};
 
@@ -25,9 +23,6 @@ const QUEUED_FRAMES: usize = 16;
 /// Frames of a watch that wait for its reader. The window of a watch holds 1,024 frames, and
 /// one revision in addition, of which all but the last frame have more than 1 MiB.
 const QUEUED_WATCH_FRAMES: usize = 2048;
-
-type Reader = FramedRead<OwnedReadHalf, LengthDelimitedCodec>;
-type Writer = FramedWrite<OwnedWriteHalf, LengthDelimitedCodec>;
 
 /// The connection has ended, and why.
 #[derive(Debug)]
@@ -58,11 +53,7 @@ async fn shake_hands(
 ) -> std::result::Result<((Reader, Writer), Identity, Revision), String> {
     let text = |error: std::io::Error| error.to_string();
     let stream = TcpStream::connect(&options.address).await.map_err(text)?;
-    // Small frames must not wait for each other. Without it they are slower, and nothing else.
-    let _ = stream.set_nodelay(true);
-    let (reader, writer) = stream.into_split();
-    let mut reader = FramedRead::new(reader, codec(MAX_HANDSHAKE_BYTES));
-    let mut writer = FramedWrite::new(writer, codec(MAX_CLIENT_BYTES));
+    let (mut reader, mut writer) = split(stream, MAX_CLIENT_BYTES);
     let cluster = options.cluster.clone();
     let hello = Hello { lowest: VERSION, highest: VERSION, cluster };
     writer.send(hello.encode()).await.map_err(text)?;
@@ -132,6 +123,15 @@ impl Connection {
         Broken(ended.unwrap_or_else(|| "it was closed".to_owned()))
     }
 
+    /// Returns what waits for frames, to which more can be added: the connection has not ended.
+    fn open(&self) -> std::result::Result<MutexGuard<'_, Waiting>, Broken> {
+        let waiting = self.waiting.lock();
+        match &waiting.ended {
+            Some(reason) => Err(Broken(reason.clone())),
+            None => Ok(waiting),
+        }
+    }
+
     /// Sends an operation and returns its answer. `is_sent` is set when the host may have got it.
     pub(super) async fn call(
         self: &Arc<Self>,
@@ -140,13 +140,7 @@ impl Connection {
         is_sent: &AtomicBool,
     ) -> std::result::Result<Result<Answer>, Broken> {
         let (answer, answered) = oneshot::channel();
-        {
-            let mut waiting = self.waiting.lock();
-            if let Some(reason) = &waiting.ended {
-                return Err(Broken(reason.clone()));
-            }
-            waiting.calls.insert(id, answer);
-        }
+        self.open()?.calls.insert(id, answer);
         // Removes it when this future is dropped, too.
         let _entry = Entry { connection: self, id };
         let slot = self.frames.reserve().await.map_err(|_| self.broken())?;
@@ -163,13 +157,7 @@ impl Connection {
         after: Revision,
     ) -> std::result::Result<OpenWatch, Broken> {
         let (frames, received) = mpsc::channel(QUEUED_WATCH_FRAMES);
-        {
-            let mut waiting = self.waiting.lock();
-            if let Some(reason) = &waiting.ended {
-                return Err(Broken(reason.clone()));
-            }
-            waiting.watches.insert(id, frames);
-        }
+        self.open()?.watches.insert(id, frames);
         let watch = OpenWatch { connection: self.clone(), id, received };
         let message = ClientMessage::Watch { id, prefix: prefix.to_owned(), after };
         self.control.send(message).map_err(|_| self.broken())?;
@@ -272,8 +260,7 @@ async fn write_all(
     mut controls: mpsc::UnboundedReceiver<ClientMessage>,
     limit: std::time::Duration,
 ) -> String {
-    let mut pings = interval(PING_EVERY);
-    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut pings = ping_times();
     loop {
         let frame = tokio::select! {
             Some(frame) = queue.recv() => frame,

@@ -155,7 +155,7 @@ async fn increment(remote: &Remote, times: usize) -> usize {
             text.split_once(' ').unwrap().0.parse().unwrap()
         });
         let value = format!("{} {}", count + 1, Uuid::new_v4());
-        let guards = vec![Guard::unchanged("counter", entry.as_ref())];
+        let guards = vec![Guard::unchanged("counter", entry.as_ref().map(|entry| entry.modified))];
         let changes = vec![Change::put("counter", value)];
         match retry::commit(remote, &Transaction { guards, changes }).await {
             Ok(answer) => applied += usize::from(answer.is_ok()),

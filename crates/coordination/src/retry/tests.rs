@@ -18,7 +18,7 @@ fn increment(entry: Option<&crate::Entry>, mark: &str) -> Transaction {
         let text = std::str::from_utf8(&entry.value).unwrap();
         text.split_once(' ').unwrap().0.parse().unwrap()
     });
-    let guards = vec![Guard::unchanged("n", entry)];
+    let guards = vec![Guard::unchanged("n", entry.map(|entry| entry.modified))];
     let changes = vec![Change::put("n", format!("{} {mark}", count + 1))];
     Transaction { guards, changes }
 }
