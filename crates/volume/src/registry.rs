@@ -195,6 +195,16 @@ impl<'a> Registry<'a> {
         let transaction = Transaction { guards, changes };
         Ok(retry::commit(self.service, &transaction).await?.ok())
     }
+
+    /// Commits a transaction of a caller that reads the keys again to see what was done. Returns
+    /// `true` if it was applied, and `false` after a conflict or an unknown outcome.
+    async fn attempt(&self, transaction: &Transaction) -> Result<bool> {
+        match self.service.commit(transaction).await {
+            Ok(answer) => Ok(answer.is_ok()),
+            Err(Error::Unknown(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
 }
 
 fn parse<T: DeserializeOwned>(entry: &Entry) -> Result<Stored<T>> {
@@ -210,8 +220,5 @@ fn encode(value: &impl Serialize) -> Vec<u8> {
 
 /// Returns the guard that a key is as it was read.
 fn unchanged<T>(key: &str, stored: Option<&Stored<T>>) -> Guard {
-    match stored {
-        Some(stored) => Guard::Modified(key.to_owned(), stored.revision),
-        None => Guard::Absent(key.to_owned()),
-    }
+    Guard::unchanged(key, stored.map(|stored| stored.revision))
 }

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use redb::{
-    Builder, Database, ReadableDatabase as _, ReadableTable as _, Table, TableDefinition,
-    TableError, WriteTransaction,
+    Builder, Database, ReadTransaction, ReadableDatabase as _, ReadableTable as _, Table,
+    TableDefinition, TableError, TableHandle as _, WriteTransaction,
 };
 
 use uuid::Uuid;
@@ -120,40 +120,25 @@ impl Store {
         let row = row.ok_or("it has no metadata row")?;
         let body = unseal(Kind::Meta, META_ROW.as_bytes(), row.value())?;
         self.meta = decode_meta(body, self.meta.identity)?;
-        let mut sum = 0_u64;
+        let mut sum = 0;
         let mut entries = Vec::new();
-        let table = read.open_table(ENTRIES).map_err(text)?;
-        for row in table.iter().map_err(text)? {
-            let (key, row) = row.map_err(text)?;
-            let key = key.value();
-            let found = unseal(Kind::Entry, key.as_bytes(), row.value())
-                .and_then(|body| decode_entry(key, body));
-            entries.push(found.map_err(|error| format!("key {key}: {error}"))?);
-            sum = sum.wrapping_add(stored_checksum(row.value()));
-        }
+        read_all(&read, ENTRIES, Kind::Entry, &mut sum, |key, body| {
+            entries.push(decode_entry(key, body)?);
+            Ok(())
+        })?;
         let mut leases = Vec::new();
-        let table = read.open_table(LEASES).map_err(text)?;
-        for row in table.iter().map_err(text)? {
-            let (id, row) = row.map_err(text)?;
-            let id = id.value();
-            let found = unseal(Kind::Lease, &id.to_le_bytes(), row.value())
-                .and_then(|body| decode_lease(id, body));
-            leases.push(found.map_err(|error| format!("lease {id}: {error}"))?);
-            sum = sum.wrapping_add(stored_checksum(row.value()));
-        }
+        read_all(&read, LEASES, Kind::Lease, &mut sum, |id, body| {
+            leases.push(decode_lease(*id, body)?);
+            Ok(())
+        })?;
         let mut history = History::new(Revision(self.meta.oldest));
-        let table = read.open_table(REVISIONS).map_err(text)?;
-        for row in table.iter().map_err(text)? {
-            let (revision, row) = row.map_err(text)?;
-            let revision = revision.value();
-            if revision != history.current().next().0 {
-                return Err(format!("revision {revision} follows {}", history.current()));
+        read_all(&read, REVISIONS, Kind::Revision, &mut sum, |revision, body| {
+            if *revision != history.current().next().0 {
+                return Err(format!("it follows revision {}", history.current()));
             }
-            let found = unseal(Kind::Revision, &revision.to_le_bytes(), row.value())
-                .and_then(|body| decode_revision(revision, body));
-            history.push(found.map_err(|error| format!("revision {revision}: {error}"))?);
-            sum = sum.wrapping_add(stored_checksum(row.value()));
-        }
+            history.push(decode_revision(*revision, body)?);
+            Ok(())
+        })?;
         if sum != self.meta.sum || history.current() != Revision(self.meta.revision) {
             return Err("rows are missing or of another revision".to_owned());
         }
@@ -173,38 +158,28 @@ impl Store {
             sum: self.meta.sum,
         };
         let write = self.database.begin_write().map_err(failed)?;
-        {
-            let mut entries = Rows(write.open_table(ENTRIES).map_err(failed)?, &mut meta.sum);
-            for one in step.recorded.iter().flat_map(|recorded| recorded.changed.iter()) {
-                let row = one
-                    .entry
-                    .as_ref()
-                    .map(|entry| seal(Kind::Entry, one.key.as_bytes(), &encode_entry(entry)));
-                entries.set(one.key.as_str(), row.as_deref())?;
-            }
+        let sum = &mut meta.sum;
+        let mut entries = Rows::open(&write, ENTRIES, Kind::Entry, sum)?;
+        for one in step.recorded.iter().flat_map(|recorded| recorded.changed.iter()) {
+            entries.set(one.key.as_str(), one.entry.as_ref().map(encode_entry))?;
         }
-        {
-            let mut leases = Rows(write.open_table(LEASES).map_err(failed)?, &mut meta.sum);
-            if let Some(lease) = &step.granted {
-                let row = seal(Kind::Lease, &lease.id.0.to_le_bytes(), &encode_lease(lease));
-                leases.set(lease.id.0, Some(&row))?;
-            }
-            if let Some(lease) = step.ended {
-                leases.set(lease.0, None)?;
-            }
+        drop(entries);
+        let mut leases = Rows::open(&write, LEASES, Kind::Lease, sum)?;
+        if let Some(lease) = &step.granted {
+            leases.set(lease.id.0, Some(encode_lease(lease)))?;
         }
-        {
-            let table = write.open_table(REVISIONS).map_err(failed)?;
-            let mut revisions = Rows(table, &mut meta.sum);
-            if let Some(new) = &step.recorded {
-                let key = new.revision.0.to_le_bytes();
-                let row = seal(Kind::Revision, &key, &encode_revision(&new.changed));
-                revisions.set(new.revision.0, Some(&row))?;
-            }
-            for revision in self.meta.oldest + 1..=meta.oldest {
-                revisions.set(revision, None)?;
-            }
+        if let Some(lease) = step.ended {
+            leases.set(lease.0, None)?;
         }
+        drop(leases);
+        let mut revisions = Rows::open(&write, REVISIONS, Kind::Revision, sum)?;
+        if let Some(new) = &step.recorded {
+            revisions.set(new.revision.0, Some(encode_revision(&new.changed)))?;
+        }
+        for revision in self.meta.oldest + 1..=meta.oldest {
+            revisions.set(revision, None)?;
+        }
+        drop(revisions);
         self.finish(write, meta)
     }
 
@@ -220,13 +195,11 @@ impl Store {
         meta.oldest = meta.revision;
         meta.next_lease = skip(meta.next_lease)?;
         let write = self.database.begin_write().map_err(failed)?;
-        {
-            let table = write.open_table(REVISIONS).map_err(failed)?;
-            let mut revisions = Rows(table, &mut meta.sum);
-            for revision in self.meta.oldest + 1..=self.meta.revision {
-                revisions.set(revision, None)?;
-            }
+        let mut revisions = Rows::open(&write, REVISIONS, Kind::Revision, &mut meta.sum)?;
+        for revision in self.meta.oldest + 1..=self.meta.revision {
+            revisions.set(revision, None)?;
         }
+        drop(revisions);
         self.finish(write, meta)?;
         Ok(meta.identity)
     }
@@ -243,18 +216,54 @@ impl Store {
     }
 }
 
-/// A table with the sum of the checksums of its rows.
-struct Rows<'a, K: redb::Key + 'static>(Table<'a, K, &'static [u8]>, &'a mut u64);
+/// Passes each row of a table to `take`, in the order of the keys, and adds their checksums to
+/// `sum`.
+fn read_all<K: redb::Key + 'static>(
+    read: &ReadTransaction,
+    definition: TableDefinition<'_, K, &'static [u8]>,
+    kind: Kind,
+    sum: &mut u64,
+    mut take: impl FnMut(&K::SelfType<'_>, &[u8]) -> std::result::Result<(), String>,
+) -> std::result::Result<(), String> {
+    let table = read.open_table(definition).map_err(text)?;
+    for row in table.iter().map_err(text)? {
+        let (key, row) = row.map_err(text)?;
+        let key = key.value();
+        unseal(kind, K::as_bytes(&key).as_ref(), row.value())
+            .and_then(|body| take(&key, body))
+            .map_err(|error| format!("table {}, row {key:?}: {error}", definition.name()))?;
+        *sum = sum.wrapping_add(stored_checksum(row.value()));
+    }
+    Ok(())
+}
 
-impl<K: redb::Key + 'static> Rows<'_, K> {
-    fn set<'k>(&mut self, key: K::SelfType<'k>, row: Option<&[u8]>) -> Result<()> {
-        let previous = match row {
-            Some(row) => self.0.insert(key, row),
-            None => self.0.remove(key),
+/// A table with the sum of the checksums of its rows.
+struct Rows<'a, K: redb::Key + 'static> {
+    table: Table<'a, K, &'static [u8]>,
+    kind: Kind,
+    sum: &'a mut u64,
+}
+
+impl<'a, K: redb::Key + 'static> Rows<'a, K> {
+    fn open(
+        write: &'a WriteTransaction,
+        definition: TableDefinition<'_, K, &'static [u8]>,
+        kind: Kind,
+        sum: &'a mut u64,
+    ) -> Result<Self> {
+        Ok(Self { table: write.open_table(definition).map_err(failed)?, kind, sum })
+    }
+
+    /// Puts the row with this body, or removes the row.
+    fn set(&mut self, key: K::SelfType<'_>, body: Option<Vec<u8>>) -> Result<()> {
+        let row = body.map(|body| seal(self.kind, K::as_bytes(&key).as_ref(), &body));
+        let previous = match &row {
+            Some(row) => self.table.insert(key, row.as_slice()),
+            None => self.table.remove(key),
         };
         let previous = previous.map_err(failed)?.map_or(0, |row| stored_checksum(row.value()));
-        let new = row.map_or(0, stored_checksum);
-        *self.1 = self.1.wrapping_sub(previous).wrapping_add(new);
+        let new = row.as_deref().map_or(0, stored_checksum);
+        *self.sum = self.sum.wrapping_sub(previous).wrapping_add(new);
         Ok(())
     }
 }

@@ -129,10 +129,8 @@ impl Registry<'_> {
             let guards =
                 vec![unchanged(&key, Some(&attach)), unchanged(&lease_key, lease.as_ref())];
             let changes = vec![Change::Delete(lease_key.clone())];
-            match self.service.commit(&Transaction { guards, changes }).await {
-                // After an unknown outcome the keys show what was done.
-                Ok(_) | Err(Error::Unknown(_)) => {}
-                Err(error) => return Err(error.into()),
+            if self.attempt(&Transaction { guards, changes }).await? {
+                return Ok(());
             }
         }
         Err(RegistryError::Contended(key))

@@ -116,7 +116,7 @@ impl Registry<'_> {
         let servers = self.servers().await?;
         let mut loads: BTreeMap<_, _> = servers.into_iter().map(|(id, _)| (id, 0)).collect();
         if loads.len() > REPLICAS {
-            for (_, group) in self.read_all::<u64, GroupValue>("group").await? {
+            for (_, group) in self.groups().await? {
                 for peer in group.value.peers {
                     if let Some(load) = loads.get_mut(&peer.server) {
                         *load += 1;
@@ -199,10 +199,8 @@ impl Registry<'_> {
             found.lost = true;
             let guards = vec![unchanged(&key, Some(&group))];
             let changes = vec![Change::put(key.clone(), encode(&value))];
-            match self.service.commit(&Transaction { guards, changes }).await {
-                // After an unknown outcome the group shows what was done.
-                Ok(_) | Err(Error::Unknown(_)) => {}
-                Err(error) => return Err(error.into()),
+            if self.attempt(&Transaction { guards, changes }).await? {
+                return Ok(());
             }
         }
         Err(RegistryError::Contended(key))

@@ -118,15 +118,12 @@ impl Registry<'_> {
             };
             has_begun |= volume.value.state == VolumeState::Deleting;
             let transaction = self.next_deletion(id, &key, &volume).await?;
-            match self.service.commit(&transaction).await {
+            if self.attempt(&transaction).await? {
                 // One of the steps is done.
-                Ok(Ok(_)) => {
-                    has_begun = true;
-                    left = MAX_ATTEMPTS;
-                }
-                // The state shows what was done.
-                Ok(Err(_)) | Err(Error::Unknown(_)) => left -= 1,
-                Err(error) => return Err(error.into()),
+                has_begun = true;
+                left = MAX_ATTEMPTS;
+            } else {
+                left -= 1;
             }
         }
         Err(RegistryError::Contended(key))
