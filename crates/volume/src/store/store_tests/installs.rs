@@ -1,0 +1,123 @@
+//! Blocks that an install pulls or removes.
+
+use super::*;
+
+fn pull(store: &mut Store, first: u16, content: &Content, blocks: u16) {
+    store.pull(GROUP, VOLUME, LAYER, range(first, blocks), content).unwrap();
+}
+
+#[test]
+fn a_pulled_block_is_written_unless_the_device_has_it() {
+    let disk = disk();
+    let mut first = store(&disk, 0);
+    pull(&mut first, 0, &data(&[1, 2]), 2);
+    assert!(!first.has_pulls(GROUP));
+    flush(&mut first);
+    drop(first);
+    // An interrupted install has left the words, and one of the blocks.
+    let layout = Layout::new(DEVICE_BYTES, MAX_BYTES).unwrap();
+    disk.poke(layout.block_at(SlotIndex(0), 1).0, &page(0));
+    let disk = disk.power_cut();
+    let mut expected = expected(0);
+    expected.replicas.clear();
+    let mut store = open(&disk, &expected).unwrap();
+    store.add_replica(GROUP, PEER);
+    assert_eq!(read(&mut store, 0, 2).unwrap_err().block, 1);
+    let writes = disk.counters().writes;
+    pull(&mut store, 0, &data(&[1, 2]), 2);
+    assert!(store.has_pulls(GROUP) && !store.is_drained(GROUP) && store.overlay_bytes() > 0);
+    store.take_completions().unwrap();
+    assert!(!store.has_pulls(GROUP));
+    land(&mut store);
+    assert_eq!(disk.counters().writes - writes, 1, "only the block that differs");
+    assert_eq!(store.overlay_bytes(), 0);
+    assert_eq!(bytes(&read(&mut store, 0, 2).unwrap()), [1, 2]);
+    // Zeros and absent blocks need no comparison.
+    pull(&mut store, 1, &Content::Zeros, 2);
+    pull(&mut store, 10, &Content::Absent, 2);
+    land(&mut store);
+    pull(&mut store, 1, &Content::Zeros, 2);
+    assert!(store.is_drained(GROUP));
+}
+
+#[test]
+fn what_has_changed_while_a_pulled_block_was_compared_stays() {
+    let newer = [(data(&[5]), BlockState::Data), (Content::Zeros, BlockState::Zeros)];
+    for (content, state) in newer.into_iter().chain([(Content::Absent, BlockState::Absent)]) {
+        for lands_first in [false, true] {
+            let disk = disk();
+            let mut store = store(&disk, 0);
+            apply(&mut store, 0, 1, data(&[1]), 1);
+            land(&mut store);
+            let layout = Layout::new(DEVICE_BYTES, MAX_BYTES).unwrap();
+            disk.poke(layout.block_at(SlotIndex(0), 0).0, &page(7));
+            disk.set_mode(Mode::Queued);
+            pull(&mut store, 0, &data(&[1]), 1);
+            pull(&mut store, 0, &content, 1);
+            if lands_first {
+                write_back(&mut store);
+                if state == BlockState::Data {
+                    disk.step_at(1);
+                }
+                store.take_completions().unwrap();
+            }
+            disk.set_mode(Mode::Immediate);
+            store.take_completions().unwrap();
+            land(&mut store);
+            let found = read(&mut store, 0, 1).unwrap();
+            assert_eq!(found.states, [state], "{lands_first}");
+            assert!(bytes(&found).iter().all(|byte| *byte == 5));
+        }
+    }
+}
+
+#[test]
+fn an_install_removes_what_its_source_lacks_and_a_source_states_what_it_has() {
+    let disk = disk();
+    let mut store = store(&disk, 0);
+    apply(&mut store, 0, 3, data(&[1, 2, 3]), 1);
+    let chunk = |chunk| BlockRange { chunk: ChunkIndex(chunk), first: 100, blocks: 1 };
+    for number in [1, 2] {
+        store.apply(GROUP, VOLUME, LAYER, chunk(number), data(&[4]), Index(2)).unwrap();
+    }
+    checkpoint(&mut store);
+    apply(&mut store, 2, 1, data(&[5]), 3);
+    let has = |bits: &ChunkBits| -> BTreeSet<u16> {
+        (0..CHUNK_BLOCKS)
+            .filter(|block| bits[usize::from(*block) / 8] & 1 << (block % 8) != 0)
+            .collect()
+    };
+    let chunk_0 = |store: &Store| has(&store.present(GROUP, VOLUME, LAYER, ChunkIndex(0)));
+    let changed = |store: &Store, since: Option<u64>| {
+        let since = since.map(CheckpointNumber);
+        has(&store.changed(GROUP, VOLUME, LAYER, ChunkIndex(0), since))
+    };
+    assert_eq!(chunk_0(&store), [0, 1, 2].into());
+    assert_eq!(changed(&store, None), [0, 1, 2].into());
+    assert_eq!(changed(&store, Some(1)), [0, 1, 2].into(), "the base of 1 may be below them");
+    checkpoint(&mut store);
+    apply(&mut store, 1, 1, Content::Zeros, 4);
+    apply(&mut store, 70, 1, data(&[5]), 5);
+    apply(&mut store, 0, 1, Content::Absent, 6);
+    assert_eq!(chunk_0(&store), [1, 2, 70].into());
+    assert_eq!(changed(&store, Some(2)), [1, 2, 70].into());
+    checkpoint(&mut store);
+    assert_eq!(changed(&store, Some(3)), [1, 70].into());
+    checkpoint(&mut store);
+    assert_eq!(changed(&store, Some(4)), [].into());
+    let mut chunks = Vec::new();
+    while let Some(next) = store.next_chunk(GROUP, chunks.last().copied()) {
+        chunks.push(next);
+    }
+    let expected = [0, 1, 2].map(|number| (VOLUME, LAYER, ChunkIndex(number)));
+    assert_eq!(chunks, expected);
+    // The source has block 1 of chunk 0, and chunk 2.
+    let mut present = [0; CHUNK_BLOCKS as usize / 8];
+    present[0] = 1 << 1;
+    store.pull_retain(GROUP, VOLUME, LAYER, ChunkIndex(0), &present);
+    store.pull_retain_chunks(GROUP, &|_, _, chunk| chunk != ChunkIndex(1));
+    assert_eq!(chunk_0(&store), [1].into());
+    checkpoint(&mut store);
+    assert_eq!(store.next_chunk(GROUP, Some(expected[0])), Some(expected[2]));
+    assert_eq!(store.free_slots(), 14);
+}
