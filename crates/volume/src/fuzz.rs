@@ -6,7 +6,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::log::{Record, Surveyor};
-use crate::op::{BlockOp, Change, Op};
+use crate::op::Op;
 use crate::store::{CopyState, SECTOR_BYTES, SUPERBLOCK_BYTES, SectorState, choose, encode_lost};
 use crate::types::{CheckpointNumber, SlotIndex};
 
@@ -53,9 +53,7 @@ pub fn log(data: &[u8]) -> Result<(), String> {
 fn check_op(bytes: &Bytes) -> Result<(), String> {
     let Ok(op) = Op::decode(bytes) else { return Ok(()) };
     let mut encoded = op.encode_head();
-    if let Op::Blocks(BlockOp { change: Change::Write { data, .. }, .. }) = &op {
-        encoded.extend(data);
-    }
+    encoded.extend(op.blocks());
     // Whether the checksums hold or not: it must come to an end.
     let _ = op.verify();
     match encoded == *bytes {

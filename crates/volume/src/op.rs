@@ -232,19 +232,7 @@ impl Op {
     /// The op as far as the replicated state depends on it: a write without its blocks.
     pub(crate) fn without_data(&self) -> Self {
         match self {
-            Self::Blocks(op) => {
-                let BlockOp { volume, epoch, layer, number, floor_distance, range, .. } = *op;
-                let change = Change::Zero;
-                Self::Blocks(BlockOp {
-                    volume,
-                    epoch,
-                    layer,
-                    number,
-                    floor_distance,
-                    range,
-                    change,
-                })
-            }
+            Self::Blocks(op) => Self::Blocks(BlockOp { change: Change::Zero, ..*op }),
             other => other.clone(),
         }
     }
@@ -501,11 +489,7 @@ mod tests {
 
     /// The bytes of an op, as an entry of the log has them.
     fn encode(op: &Op) -> Bytes {
-        let mut out = op.encode_head();
-        if let Op::Blocks(BlockOp { change: Change::Write { data, .. }, .. }) = op {
-            out.extend(data);
-        }
-        out.into()
+        [op.encode_head(), op.blocks().into()].concat().into()
     }
 
     fn change(blocks: u16) -> impl Strategy<Value = Change> {

@@ -31,8 +31,6 @@ pub enum Rule {
     TrimKeepsEntries,
     /// A checkpoint states a commit index that is not below what was applied at its swap.
     CheckpointCommit,
-    /// A checkpoint states what the log holds, and not what waits to be appended.
-    CheckpointOfLog,
     /// A group is carried forward with all its entries above the base.
     CarryForwardWhole,
     /// Only the last record of a ready states its commit index.

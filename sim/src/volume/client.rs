@@ -5,11 +5,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use alluvium_volume::{
-    Answer, Attach, AttachEpoch, BlockOp, BlockRange, Change, ErrorCode, GroupId, Index, Layer, Op,
-    ReadAnswer, ReadRequest, Request, RequestError, Sequence, VolumeId,
+    Answer, Attach, AttachEpoch, BLOCK_BYTES, BlockOp, BlockRange, BlockState, Change, ErrorCode,
+    GroupId, Index, Layer, Op, ReadAnswer, ReadRequest, Request, RequestError, Sequence, VolumeId,
 };
 
-use super::blocks::{BLOCKS, blocks_of, data_of, range_from, value_of};
+use super::blocks::{BLOCKS, Value, blocks_of, data_of, range_from, value_of};
 use super::environment::Environment;
 use super::mutation::Mutation;
 use super::network::ClientMessage;
@@ -175,7 +175,7 @@ impl Clients {
             2 => Change::Zero,
             _ => {
                 let data = data_of(self.next_op, blocks);
-                let crcs = data.chunks(4096).map(crc32c::crc32c).collect();
+                let crcs = data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
                 Change::Write { crcs, data }
             }
         };
@@ -437,12 +437,12 @@ fn read_of(group: usize, epoch: AttachEpoch, token: Index, range: BlockRange) ->
     Request::Read(ReadRequest { group, epoch, token, volume, layer, range, states_only })
 }
 
-fn values(answer: &ReadAnswer) -> Vec<super::blocks::Value> {
-    let mut data = answer.data.chunks(4096);
+fn values(answer: &ReadAnswer) -> Vec<Value> {
+    let mut data = answer.data.chunks(BLOCK_BYTES);
     let mut crcs = answer.crcs.iter();
-    let value = |state: &alluvium_volume::BlockState| {
+    let value = |state: &BlockState| {
         let block = match state {
-            alluvium_volume::BlockState::Data => {
+            BlockState::Data => {
                 let block = data.next().expect("a block with data has it");
                 assert_eq!(crcs.next(), Some(&crc32c::crc32c(block)), "CORRUPT: an answer");
                 block

@@ -55,11 +55,6 @@ impl Network {
         self.is_cut_off(one) || self.is_cut_off(other)
     }
 
-    /// Whether a partition ends the stream between the two servers.
-    pub(super) fn cut_off_either(&self, one: usize, other: usize) -> bool {
-        self.separates(one, other)
-    }
-
     pub(super) fn is_cut_off(&self, server: usize) -> bool {
         self.cut_off.contains(&server)
     }

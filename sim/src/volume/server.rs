@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
 use alluvium_volume::shard::{Input, Notice, Opening, Output, Recovered, Shard, ShardOptions};
-use alluvium_volume::store::{Owner, Store};
+use alluvium_volume::store::{META_START, Owner, SECTOR_BYTES, Store};
 use alluvium_volume::{GroupId, GroupView, PeerId, PullFrame, ServerId};
 use alluvium_wal::{FormatOptions, Options, Wal};
 use uuid::Uuid;
@@ -20,8 +20,7 @@ pub(super) const RECORD_BYTES: usize = 8 << 10;
 /// Bytes in front of the ring of a log.
 const LOG_HEADER_BYTES: u64 = 64 << 10;
 
-/// Where the sectors of a store begin, and at least as many as a store has.
-const SECTORS_AT: u64 = 1 << 20;
+/// At least as many sectors as a store has.
 const SECTORS: u64 = 48;
 
 const CLUSTER: &str = "simulation";
@@ -163,8 +162,9 @@ impl Server {
 
     /// Damages a sector of the store of a server that does not run.
     pub(super) fn rot_sector(&mut self, environment: &mut Environment) {
-        let sectors = (0..SECTORS).map(|sector| SECTORS_AT + 512 * sector);
-        let is_used = |at: &u64| self.store_disk.peek(*at, 512).iter().any(|byte| *byte != 0);
+        let sectors = (0..SECTORS).map(|sector| META_START.0 + SECTOR_BYTES as u64 * sector);
+        let is_used =
+            |at: &u64| self.store_disk.peek(*at, SECTOR_BYTES).iter().any(|byte| *byte != 0);
         let used: Vec<u64> = sectors.filter(is_used).collect();
         if used.is_empty() {
             return;
@@ -172,7 +172,7 @@ impl Server {
         let sector = used[environment.random.index(used.len())];
         environment.outcome.rotten_sectors += 1;
         environment.trace.event("rot sector", &[("server", self.index as u64), ("at", sector)]);
-        self.store_disk.rot(sector..sector + 512, 1);
+        self.store_disk.rot(sector..sector + SECTOR_BYTES as u64, 1);
         self.is_damaged = true;
     }
 

@@ -257,7 +257,7 @@ impl World {
         let Environment { network, random, .. } = &mut self.environment;
         let stream = &mut network.streams[index];
         let (source, target) = (stream.source, stream.target);
-        let is_cut = network.cut_off_either(source, target);
+        let is_cut = network.separates(source, target);
         let stream = &mut network.streams[index];
         if is_cut || !self.servers[source].is_running() || random.chance(0.01) {
             let stream = network.streams.swap_remove(index);
@@ -324,7 +324,13 @@ impl World {
     /// Compares a replica with the committed log.
     fn compare(&mut self, server: usize) {
         let group = self.random().index(GROUPS);
-        let Some(applied) = self.servers[server].applied(group) else { return };
+        if let Some(applied) = self.servers[server].applied(group) {
+            self.send_comparison(server, group, applied);
+        }
+    }
+
+    /// Reads all blocks of a replica that has applied `applied`.
+    fn send_comparison(&mut self, server: usize, group: usize, applied: u64) {
         let mut block = 0;
         while block < BLOCKS {
             let (ticket, request, blocks) = self.clients.compare(server, group, block, applied);
@@ -655,12 +661,7 @@ impl World {
         let applied = self.servers[server].applied(group).expect("the server is running");
         assert_eq!(applied, self.environment.oracle.len(group), "LOST: an entry was committed");
         let before = self.environment.outcome.compared;
-        let mut block = 0;
-        while block < BLOCKS {
-            let (ticket, request, blocks) = self.clients.compare(server, group, block, applied);
-            self.servers[server].input(Input::Client { ticket, request });
-            block += blocks;
-        }
+        self.send_comparison(server, group, applied);
         self.servers[server].turn(&mut self.environment);
         for _ in 0..20 {
             self.complete_requests(server);

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use super::error::RecordError;
 use super::group::{END_OF_INDEXES, GROUP_BYTES, GroupCheckpoint, read_replica};
 use crate::fields::{FieldError, Put, Reader};
+use crate::group::REGION_CHUNKS;
 use crate::types::{CheckpointNumber, GroupId, HardState, Index, PeerId, Term, VolumeId};
 
 const MAGIC: u8 = b'V';
@@ -26,9 +27,9 @@ pub(super) const CHECKPOINT_BYTES: usize = PREFIX_BYTES + 24;
 pub const MAX_ENTRIES: u32 = 65_536;
 const ENTRY_BYTES: usize = 16;
 
-/// Chunks of a region of a volume, one bit each in [`FinishedChunks`].
-const REGION_CHUNKS: usize = 4096;
-const FINISHED_BYTES: usize = 8 + REGION_CHUNKS / 8;
+/// One bit for each chunk of a region, in [`FinishedChunks`].
+const BITMAP_BYTES: usize = REGION_CHUNKS as usize / 8;
+const FINISHED_BYTES: usize = 8 + BITMAP_BYTES;
 
 /// A record of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +104,7 @@ pub struct FinishedChunks {
     /// The volume.
     pub volume: VolumeId,
     /// Bit n mod 8 of byte n / 8 stands for chunk n of the group's region.
-    pub chunks: Box<[u8; REGION_CHUNKS / 8]>,
+    pub chunks: Box<[u8; BITMAP_BYTES]>,
 }
 
 /// A part of a checkpoint. It counts only together with all other parts.

@@ -156,14 +156,12 @@ impl Shard {
     /// Step 1: fixes the bases.
     fn swap(&mut self) -> Step {
         self.checkpoint.wanted = false;
-        let Self { replicas, log, store, options, .. } = self;
+        let Self { replicas, log, store, .. } = self;
         let mut swap = Swap { at: log.wal().appended(), ..Swap::default() };
         for replica in replicas.values_mut().filter(|replica| replica.standing != Standing::Lost) {
             swap.leads |= replica.is_leader();
             replica.fold();
-            let is_open =
-                |group| log.has_queued(group) && !options.broken.is(Rule::CheckpointOfLog);
-            let completes_install = replica.install.is_some() && !is_open(replica.group);
+            let completes_install = replica.install.is_some() && !log.has_queued(replica.group);
             let (folded, applied) = match &replica.install {
                 Some(install) if !completes_install => (&install.old, install.old_applied),
                 _ => (&replica.folded, replica.applied.index),

@@ -2,23 +2,23 @@
 //! `docs/format/volume-store.md`, sections 5 and 6.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Bound, Range};
+use std::ops::Range;
 
-use alluvium_wal::LogOffset;
+use alluvium_wal::{DeviceOffset, LogOffset};
 use bytes::Bytes;
 
 use super::error::StoreError;
 use super::io::{Completed, Io, Purpose};
-use super::layout::{SLOT_BLOCKS, SLOT_BYTES};
+use super::layout::SLOT_BLOCKS;
 use super::overlay::{ChunkKey, Content, FlightId, Overlay, WriteBack, first_key};
 use super::pending::{Progress, Pulls, Reads};
-use super::sector::{Address, BlockEpoch, Word, mix};
+use super::sector::{Address, BlockEpoch, Word};
 use super::slots::Slots;
 use super::superblock::{Current, Owner};
 use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
 use crate::rules::{Broken, Rule};
 use crate::types::{
-    BlockIndex, CheckpointNumber, GroupId, Index, Layer, PeerId, SlotIndex, SlotNumber, VolumeId,
+    CheckpointNumber, GroupId, Index, Layer, PeerId, SlotIndex, SlotNumber, VolumeId,
 };
 
 /// Slots of a chunk.
@@ -111,12 +111,6 @@ pub(super) struct Unclaimed {
     pub(super) undecided: Vec<SlotIndex>,
 }
 
-/// A write-back that has been submitted.
-#[derive(Debug)]
-struct Flight {
-    requests: usize,
-}
-
 /// The store of a volume server: the blocks of its replicas on a device.
 ///
 /// It has no thread and no clock. Its owner calls it in turns: [`Store::take_completions`],
@@ -140,7 +134,8 @@ pub struct Store {
     pub(super) progress: Progress,
     pub(super) reads: Reads,
     pub(super) pulls: Pulls,
-    flights: BTreeMap<FlightId, Flight>,
+    /// The number of requests in flight of each write-back.
+    flights: BTreeMap<FlightId, usize>,
     /// Requests of write-back in flight.
     requests: usize,
     /// The chunk of the last write-back.
@@ -198,7 +193,8 @@ impl Store {
     }
 
     /// Whether nothing of a group waits to be written or compared.
-    pub fn is_drained(&self, group: GroupId) -> bool {
+    #[cfg(test)]
+    pub(super) fn is_drained(&self, group: GroupId) -> bool {
         !self.overlay.has_group(group) && !self.has_pulls(group)
     }
 
@@ -226,24 +222,11 @@ impl Store {
         self.replicas.remove(&group).expect("only replicas that were added are removed");
         self.overlay.remove_group(group);
         self.undecided.remove(&group);
-        while let Some((key, chunk)) = self.next_indexed(group, None) {
+        let keys = self.index.range(first_key(group)..).map(|(key, _)| *key);
+        let keys: Vec<ChunkKey> = keys.take_while(|key| key.group == group).collect();
+        for chunk in keys.into_iter().filter_map(|key| self.index.remove(&key)) {
             chunk.iter().for_each(|(_, slot)| self.slots.free_owner_gone(slot));
-            self.index.remove(&key);
         }
-    }
-
-    /// The next chunk of a group in the index.
-    pub(super) fn next_indexed(
-        &self,
-        group: GroupId,
-        after: Option<ChunkKey>,
-    ) -> Option<(ChunkKey, ChunkSlots)> {
-        let start = match after {
-            Some(after) => Bound::Excluded(after),
-            None => Bound::Included(first_key(group)),
-        };
-        let next = self.index.range((start, Bound::Unbounded)).next();
-        next.filter(|(key, _)| key.group == group).map(|(key, chunk)| (*key, (**chunk).clone()))
     }
 
     /// Decides which slots of a replica count that the opening could not decide: those of volumes
@@ -398,7 +381,7 @@ impl Store {
         let Some(slot) = self.slot(key, number) else { return };
         let first = (number * SLOT_BLOCKS) as u16;
         let blocks = first..first + SLOT_BLOCKS as u16;
-        if !self.overlay.needs_slot(key, blocks) && self.slots.free_empty(slot) {
+        if !self.overlay.needs_slot(key, &blocks) && self.slots.free_empty(slot) {
             self.remove_from_index(key, number);
         }
     }
@@ -447,7 +430,7 @@ impl Store {
             }
         }
         let count = requests.0.len();
-        self.flights.insert(*id, Flight { requests: count + usize::from(is_stuck) });
+        self.flights.insert(*id, count + usize::from(is_stuck));
         self.requests += count;
         for RequestOfBlocks { slot, block, blocks, parts } in requests.0 {
             let mut buf = self.io.alloc(blocks * BLOCK_BYTES);
@@ -480,22 +463,29 @@ impl Store {
         let slot = self.slot(key, number)?;
         let epoch = BlockEpoch::after(self.progress.complete);
         let first = usize::from(part.start) % SLOT_BLOCKS;
-        match content {
-            Content::Data(_, crcs) => {
-                let words = part.clone().map(|block| {
-                    let crc = crcs[usize::from(block - start)];
-                    Word::of_data(crc, mix(key.group, key.volume, key.chunk, BlockIndex(block)))
-                });
-                self.slots.set_words(slot, first, words, epoch);
-            }
-            Content::Zeros => {
-                self.slots.set_words(slot, first, part.clone().map(|_| Word::ZEROS), epoch);
-            }
-            Content::Absent => {
-                self.slots.set_words(slot, first, part.clone().map(|_| Word::ABSENT), epoch);
-            }
-        }
+        let word = |block| content.word(key, block, usize::from(block - start));
+        self.slots.set_words(slot, first, part.clone().map(word), epoch);
         Some(slot)
+    }
+
+    /// The word of each block in the store, and the position of its data on the device, if it has
+    /// any.
+    pub(super) fn stored(
+        &self,
+        key: ChunkKey,
+        blocks: &Range<u16>,
+    ) -> impl Iterator<Item = (u16, Word, Option<DeviceOffset>)> {
+        parts(blocks).flat_map(move |(number, part)| {
+            let slot = self.slot(key, number);
+            let used = slot.map(|slot| (slot, self.slots.used(slot).expect("it is indexed")));
+            part.map(move |block| {
+                let in_slot = usize::from(block) % SLOT_BLOCKS;
+                let Some((slot, used)) = used else { return (block, Word::ABSENT, None) };
+                let word = used.sector.words[in_slot];
+                let at = word.has_data().then(|| self.slots.layout().block_at(slot, in_slot));
+                (block, word, at)
+            })
+        })
     }
 
     fn landed(&mut self, id: FlightId) {
@@ -518,8 +508,7 @@ impl Store {
                     result?;
                     self.slots.completed(slots);
                     self.requests -= 1;
-                    let requests =
-                        &mut self.flights.get_mut(&flight).expect("it is there").requests;
+                    let requests = self.flights.get_mut(&flight).expect("it is there");
                     *requests -= 1;
                     if *requests == 0 {
                         self.landed(flight);
@@ -644,5 +633,3 @@ pub(super) fn parts(blocks: &Range<u16>) -> impl Iterator<Item = (usize, Range<u
         (number, blocks.start.max(first)..blocks.end.min(end))
     })
 }
-
-const _: () = assert!(SLOT_BYTES as usize == SLOT_BLOCKS * BLOCK_BYTES);

@@ -81,11 +81,6 @@ impl Store {
         self.progress.complete = complete;
     }
 
-    /// The memory of sectors that wait to be written by the next checkpoint, in pages.
-    pub fn dirty_pages(&self) -> u32 {
-        self.slots.dirty_pages()
-    }
-
     fn write_superblock(&mut self, wal_offset: LogOffset, now_ms: u64, durable: bool) {
         let next = self.superblock.checkpointed(self.next_checkpoint(), wal_offset, now_ms);
         let mut buf = self.io.alloc(SUPERBLOCK_BYTES);

@@ -168,14 +168,6 @@ impl Layout {
         DeviceOffset(META_START.0 + SECTOR_BYTES as u64 * u64::from(slot.0))
     }
 
-    /// Position of the page of sectors that has the slot's sector.
-    ///
-    /// # Panics
-    /// If there is no such slot.
-    pub fn sector_page_at(&self, slot: SlotIndex) -> DeviceOffset {
-        self.sector_at(SlotIndex(slot.0 / PAGE_SECTORS * PAGE_SECTORS))
-    }
-
     /// Position of a block of a slot.
     ///
     /// # Panics
@@ -288,9 +280,6 @@ mod tests {
             let end = layout.block_at(last, SLOT_BLOCKS - 1).0 + BLOCK_BYTES as u64;
             prop_assert!(end <= layout.capacity_bytes());
             prop_assert!(layout.capacity_bytes() - end < 2 * MIB, "another page has space");
-            let page = layout.sector_page_at(slot).0;
-            prop_assert!(page.is_multiple_of(4096));
-            prop_assert!((page..page + 4096).contains(&layout.sector_at(slot).0));
 
             let grown = layout.grown(device_bytes);
             prop_assert!(grown.capacity_bytes() >= layout.capacity_bytes());

@@ -32,10 +32,9 @@ pub use layout::{
     Layout, LayoutError, MAX_CAPACITY_BYTES, META_START, MIN_CAPACITY_BYTES, PAGE_SECTORS,
     SECTOR_BYTES, SLOT_BLOCKS, SLOT_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
 };
-pub use overlay::{ChunkKey, Content, FlightId, Overlay, WriteBack};
+pub use overlay::Content;
 pub use pending::{BlocksRead, DamagedBlock, ReadId};
 pub use pull::ChunkBits;
-
 pub use sector::{Address, BlockEpoch, Sector, SectorState, Word, encode_lost, mix};
 pub use superblock::{Chosen, CopyState, Current, Owner, Superblock, choose};
 

@@ -16,7 +16,7 @@ use super::layout::{
 use super::sector::{Address, Sector, SectorState};
 use super::slots::{PAGE_OF_SECTORS_BYTES, Slots};
 use super::superblock::{Chosen, CopyState, Current, Owner, Superblock, choose};
-use crate::rules::{Broken, Rule};
+use crate::rules::Rule;
 use crate::types::{CheckpointNumber, GroupId, PeerId, SlotIndex};
 
 /// Bytes of a request while sectors are read or zeroed.
@@ -75,25 +75,14 @@ impl Store {
         wake: Wake,
         progress: &mut dyn FnMut(u32, u32),
     ) -> Result<Self, StoreError> {
-        let chosen = find(&device)?;
+        let chosen = find_owned(&device, &expected.owner)?;
         let superblock = chosen.current.superblock();
-        superblock.check_device(device.capacity_bytes())?;
-        superblock.check_owner(&expected.owner)?;
-        if expected.has_no_replica && superblock.checkpoint < expected.checkpoint {
-            // A crash has interrupted what follows the loss of all replicas.
-            return Self::restart(device, &chosen, expected, options, now_ms, wake, progress);
+        // A crash may have interrupted what follows the loss of all replicas.
+        let is_restart = expected.has_no_replica && superblock.checkpoint < expected.checkpoint;
+        if !is_restart {
+            superblock.check_log(expected.checkpoint, expected.log_end)?;
         }
-        superblock.check_log(expected.checkpoint, expected.log_end)?;
-        let opening = Opening { expected, broken: options.broken, is_restart: false };
-        let found = opening.read(&device, superblock, progress)?;
-        let current = match chosen.repair(expected.checkpoint, now_ms) {
-            Some(repaired) => {
-                write_copy(&device, &repaired)?;
-                repaired
-            }
-            None => chosen.current,
-        };
-        Ok(found.into_store(Io::new(device, wake), options, current, expected.checkpoint))
+        Opening { expected, options, now_ms, is_restart }.open(device, chosen, wake, progress)
     }
 
     /// Opens the store of a server whose replicas are all lost, as section 8 defines it: nothing in
@@ -116,28 +105,9 @@ impl Store {
         progress: &mut dyn FnMut(u32, u32),
     ) -> Result<Self, StoreError> {
         assert!(expected.has_no_replica && expected.replicas.is_empty(), "all replicas are lost");
-        let chosen = find(&device)?;
-        chosen.current.superblock().check_device(device.capacity_bytes())?;
-        chosen.current.superblock().check_owner(&expected.owner)?;
-        Self::restart(device, &chosen, expected, options, now_ms, wake, progress)
-    }
-
-    fn restart(
-        device: SharedDevice,
-        chosen: &Chosen,
-        expected: &Expected,
-        options: StoreOptions,
-        now_ms: u64,
-        wake: Wake,
-        progress: &mut dyn FnMut(u32, u32),
-    ) -> Result<Self, StoreError> {
-        let opening = Opening { expected, broken: options.broken, is_restart: true };
-        let found = opening.read(&device, chosen.current.superblock(), progress)?;
-        let first = chosen.current.restarted(expected.checkpoint, expected.log_end, now_ms);
-        write_copy(&device, &first)?;
-        let second = first.repeated(now_ms);
-        write_copy(&device, &second)?;
-        Ok(found.into_store(Io::new(device, wake), options, second, expected.checkpoint))
+        let chosen = find_owned(&device, &expected.owner)?;
+        let opening = Opening { expected, options, now_ms, is_restart: true };
+        opening.open(device, chosen, wake, progress)
     }
 }
 
@@ -148,6 +118,15 @@ fn find(device: &SharedDevice) -> Result<Chosen, StoreError> {
         device.flush()?;
     }
     choose(&read_copies(device))
+}
+
+/// Chooses the superblock that counts, and refuses the store of another server.
+fn find_owned(device: &SharedDevice, owner: &Owner) -> Result<Chosen, StoreError> {
+    let chosen = find(device)?;
+    let superblock = chosen.current.superblock();
+    superblock.check_device(device.capacity_bytes())?;
+    superblock.check_owner(owner)?;
+    Ok(chosen)
 }
 
 fn read_copies(device: &SharedDevice) -> [CopyState; 2] {
@@ -266,25 +245,13 @@ impl Found {
             replica.undecided.push(slot);
         }
     }
-
-    fn into_store(
-        self,
-        io: Io,
-        options: StoreOptions,
-        superblock: Current,
-        complete: CheckpointNumber,
-    ) -> Store {
-        let mut store = Store::new(io, options, superblock, self.slots);
-        store.progress.complete = complete;
-        store.unclaimed = self.used;
-        store
-    }
 }
 
-/// How the sectors are judged.
+/// An opening, and how it judges the sectors.
 struct Opening<'a> {
     expected: &'a Expected,
-    broken: Broken,
+    options: StoreOptions,
+    now_ms: u64,
     /// No sector counts.
     is_restart: bool,
 }
@@ -303,6 +270,36 @@ enum Verdict {
 }
 
 impl Opening<'_> {
+    /// Reads the sectors, writes the copies of the superblock that are out of date, and returns the
+    /// store.
+    fn open(
+        &self,
+        device: SharedDevice,
+        chosen: Chosen,
+        wake: Wake,
+        progress: &mut dyn FnMut(u32, u32),
+    ) -> Result<Store, StoreError> {
+        let Self { expected, options, now_ms, is_restart } = *self;
+        let Found { slots, used } = self.read(&device, chosen.current.superblock(), progress)?;
+        let mut current = chosen.current.clone();
+        let copies = match is_restart {
+            true => {
+                let first = current.restarted(expected.checkpoint, expected.log_end, now_ms);
+                let second = first.repeated(now_ms);
+                vec![first, second]
+            }
+            false => Vec::from_iter(chosen.repair(expected.checkpoint, now_ms)),
+        };
+        for copy in copies {
+            write_copy(&device, &copy)?;
+            current = copy;
+        }
+        let mut store = Store::new(Io::new(device, wake), options, current, slots);
+        store.progress.complete = expected.checkpoint;
+        store.unclaimed = used;
+        Ok(store)
+    }
+
     fn read(
         &self,
         device: &SharedDevice,
@@ -311,7 +308,7 @@ impl Opening<'_> {
     ) -> Result<Found, StoreError> {
         let (layout, store_id) = (superblock.layout, superblock.store_id);
         let covering = CheckpointNumber(self.expected.checkpoint.0 + 1);
-        let frees_at_once = self.broken.is(Rule::FreedSlotWaits);
+        let frees_at_once = self.options.broken.is(Rule::FreedSlotWaits);
         let slots = Slots::new(layout, store_id, covering, frees_at_once);
         let mut found = Found { slots, used: BTreeMap::new() };
         read_pages(device, &layout, progress, |page, bytes| {
@@ -331,7 +328,7 @@ impl Opening<'_> {
                     (Verdict::Free, _) => {}
                     (Verdict::Lost, _) => found.slots.found_lost(slot),
                     (Verdict::Used { is_undecided }, Some(sector)) => {
-                        let peer = match self.broken.is(Rule::FormerReplica) {
+                        let peer = match self.options.broken.is(Rule::FormerReplica) {
                             true => PeerId(0),
                             false => sector.address.peer,
                         };
@@ -360,7 +357,7 @@ impl Opening<'_> {
             SectorState::Future { .. } => unreachable!("refused by the check"),
             SectorState::Damaged | SectorState::Lost(_) if nothing_counts => Verdict::Zeroed,
             SectorState::Damaged | SectorState::Lost(_) => {
-                match self.broken.is(Rule::DamagedSector) {
+                match self.options.broken.is(Rule::DamagedSector) {
                     true => Verdict::Free,
                     false => Verdict::Lost,
                 }
@@ -387,7 +384,7 @@ impl Opening<'_> {
     }
 
     fn known(&self, group: GroupId, peer: PeerId) -> Option<&KnownReplica> {
-        if self.broken.is(Rule::FormerReplica) {
+        if self.options.broken.is(Rule::FormerReplica) {
             let mut of_group =
                 self.expected.replicas.range((group, PeerId(0))..=(group, PeerId(u64::MAX)));
             return of_group.next().map(|(_, known)| known);
@@ -395,5 +392,3 @@ impl Opening<'_> {
         self.expected.replicas.get(&(group, peer))
     }
 }
-
-const _: () = assert!(PAGE_OF_SECTORS_BYTES == SUPERBLOCK_BYTES);

@@ -15,20 +15,28 @@ use std::ops::{Bound, Range};
 
 use bytes::Bytes;
 
+use super::sector::{Word, mix};
 use crate::op::BLOCK_BYTES;
-use crate::types::{ChunkIndex, GroupId, Index, Layer, VolumeId};
+use crate::types::{BlockIndex, ChunkIndex, GroupId, Index, Layer, VolumeId};
 
 /// A chunk of a layer of a volume, in the group that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ChunkKey {
+pub(super) struct ChunkKey {
     /// The group.
-    pub group: GroupId,
+    pub(super) group: GroupId,
     /// The volume.
-    pub volume: VolumeId,
+    pub(super) volume: VolumeId,
     /// The chunk.
-    pub chunk: ChunkIndex,
+    pub(super) chunk: ChunkIndex,
     /// The layer.
-    pub layer: Layer,
+    pub(super) layer: Layer,
+}
+
+impl ChunkKey {
+    /// The word of a block whose data has this CRC32C.
+    pub(super) fn word_of_data(self, block: u16, crc: u32) -> Word {
+        Word::of_data(crc, mix(self.group, self.volume, self.chunk, BlockIndex(block)))
+    }
 }
 
 /// What blocks are.
@@ -65,6 +73,15 @@ impl Content {
     /// Whether a slot must be allocated for the blocks.
     pub(super) fn needs_slot(&self) -> bool {
         !matches!(self, Self::Absent)
+    }
+
+    /// The word of block `block` of a chunk, which is the block with number `at` of the content.
+    pub(super) fn word(&self, key: ChunkKey, block: u16, at: usize) -> Word {
+        match self {
+            Self::Data(_, crcs) => key.word_of_data(block, crcs[at]),
+            Self::Zeros => Word::ZEROS,
+            Self::Absent => Word::ABSENT,
+        }
     }
 }
 
@@ -104,14 +121,22 @@ impl Chunk {
             && !self.flights.iter().any(|(_, taken)| taken.start < end && first < taken.end)
     }
 
-    /// The first blocks of the pieces with blocks in a range.
-    fn overlapping(&self, blocks: &Range<u16>) -> Vec<u16> {
+    /// The pieces with blocks in a range, each with its first block.
+    fn overlapping<'a>(
+        &'a self,
+        blocks: &Range<u16>,
+    ) -> impl Iterator<Item = (u16, &'a Piece)> + use<'a> {
         let before = self.pieces.range(..blocks.start).next_back();
         let first = match before {
             Some((first, piece)) if first + piece.blocks > blocks.start => *first,
             _ => blocks.start,
         };
-        self.pieces.range(first..blocks.end).map(|(first, _)| *first).collect()
+        self.pieces.range(first..blocks.end).map(|(first, piece)| (*first, piece))
+    }
+
+    /// The first blocks of the pieces with blocks in a range.
+    fn firsts(&self, blocks: &Range<u16>) -> Vec<u16> {
+        self.overlapping(blocks).map(|(first, _)| first).collect()
     }
 }
 
@@ -125,22 +150,22 @@ struct Waiting {
 
 /// The number of a write-back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FlightId(u64);
+pub(super) struct FlightId(u64);
 
 /// Blocks to be written to the store, or words to be set without a write.
 #[derive(Clone, Debug)]
-pub struct WriteBack {
+pub(super) struct WriteBack {
     /// To be given to [`Overlay::landed`].
-    pub id: FlightId,
+    pub(super) id: FlightId,
     /// The chunk.
-    pub key: ChunkKey,
+    pub(super) key: ChunkKey,
     /// The blocks, in ascending order and without a gap, each run with its content.
-    pub runs: Vec<(Range<u16>, Content)>,
+    pub(super) runs: Vec<(Range<u16>, Content)>,
 }
 
 /// Blocks that are applied and not yet in the store, of all groups of a server.
 #[derive(Debug, Default)]
-pub struct Overlay {
+pub(super) struct Overlay {
     chunks: BTreeMap<ChunkKey, Chunk>,
     /// The chunks with ready pieces.
     ready: BTreeSet<ChunkKey>,
@@ -160,23 +185,31 @@ pub struct Overlay {
 
 impl Overlay {
     /// Memory in use, in bytes.
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Whether there is nothing to be written and nothing in flight.
-    pub fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
 
     /// Whether a group has something to be written or in flight.
-    pub fn has_group(&self, group: GroupId) -> bool {
+    #[cfg(test)]
+    pub(super) fn has_group(&self, group: GroupId) -> bool {
         self.chunks.range(first_key(group)..).next().is_some_and(|(key, _)| key.group == group)
     }
 
     /// Replaces `blocks` of a chunk by what entry `index` has made of them. Index 0 is that of
     /// blocks that are not from an entry: no commit has to precede their write.
-    pub fn insert(&mut self, key: ChunkKey, blocks: Range<u16>, content: Content, index: Index) {
+    pub(super) fn insert(
+        &mut self,
+        key: ChunkKey,
+        blocks: Range<u16>,
+        content: Content,
+        index: Index,
+    ) {
         let is_awaited = self.cut(key, &blocks);
         let count = blocks.end - blocks.start;
         let waiting = self.waiting.entry(key.group).or_default();
@@ -196,7 +229,7 @@ impl Overlay {
     fn cut(&mut self, key: ChunkKey, blocks: &Range<u16>) -> bool {
         let Some(chunk) = self.chunks.get(&key) else { return false };
         let mut is_awaited = false;
-        for first in chunk.overlapping(blocks) {
+        for first in chunk.firsts(blocks) {
             let piece = self.take(key, first);
             is_awaited |= piece.is_awaited;
             let end = first + piece.blocks;
@@ -244,49 +277,45 @@ impl Overlay {
     }
 
     /// Whether a piece with blocks in a range needs a slot.
-    pub(super) fn needs_slot(&self, key: ChunkKey, blocks: Range<u16>) -> bool {
-        let Some(chunk) = self.chunks.get(&key) else { return false };
-        let before = chunk.pieces.range(..blocks.start).next_back();
-        let before = before.filter(|(first, piece)| *first + piece.blocks > blocks.start);
-        let mut pieces = before.into_iter().chain(chunk.pieces.range(blocks));
-        pieces.any(|(_, piece)| piece.content.needs_slot())
+    pub(super) fn needs_slot(&self, key: ChunkKey, blocks: &Range<u16>) -> bool {
+        self.overlapping(key, blocks).any(|(_, piece)| piece.content.needs_slot())
     }
 
     /// Whether one of the blocks waits to be written as the entry `index` or an older one has made
     /// it.
-    pub fn has_up_to(&self, key: ChunkKey, blocks: &Range<u16>, index: Index) -> bool {
-        let pieces = self.chunks.get(&key).map(|chunk| &chunk.pieces);
-        let before = pieces.and_then(|pieces| pieces.range(..blocks.start).next_back());
-        let others = pieces.into_iter().flat_map(|pieces| pieces.range(blocks.clone()));
-        before
-            .into_iter()
-            .chain(others)
-            .any(|(first, piece)| first + piece.blocks > blocks.start && piece.index <= index)
+    pub(super) fn has_up_to(&self, key: ChunkKey, blocks: &Range<u16>, index: Index) -> bool {
+        self.overlapping(key, blocks).any(|(_, piece)| piece.index <= index)
+    }
+
+    /// Whether one of the blocks waits to be written.
+    pub(super) fn has(&self, key: ChunkKey, blocks: &Range<u16>) -> bool {
+        self.overlapping(key, blocks).next().is_some()
     }
 
     /// What the overlay has of `blocks`, in ascending order. The rest is in the store.
-    pub fn read(
+    pub(super) fn read(
         &self,
         key: ChunkKey,
         blocks: Range<u16>,
     ) -> impl Iterator<Item = (Range<u16>, Content)> {
-        let pieces = self.chunks.get(&key).map(|chunk| &chunk.pieces);
-        let before = pieces.and_then(|pieces| pieces.range(..blocks.start).next_back());
-        let others = pieces.into_iter().flat_map({
-            let blocks = blocks.clone();
-            move |pieces| pieces.range(blocks.clone())
-        });
-        before.into_iter().chain(others).filter_map(move |(first, piece)| {
-            let found = blocks.start.max(*first)..blocks.end.min(first + piece.blocks);
-            (found.start < found.end).then(|| {
-                let part = usize::from(found.start - first)..usize::from(found.end - first);
-                (found, piece.content.slice(part))
-            })
+        self.overlapping(key, &blocks).map(move |(first, piece)| {
+            let found = blocks.start.max(first)..blocks.end.min(first + piece.blocks);
+            let part = usize::from(found.start - first)..usize::from(found.end - first);
+            (found, piece.content.slice(part))
         })
     }
 
+    /// The pieces with blocks in a range, each with its first block.
+    fn overlapping<'a>(
+        &'a self,
+        key: ChunkKey,
+        blocks: &Range<u16>,
+    ) -> impl Iterator<Item = (u16, &'a Piece)> + use<'a> {
+        self.chunks.get(&key).map(|chunk| chunk.overlapping(blocks)).into_iter().flatten()
+    }
+
     /// Notes durable commits: pieces at or below them may be written.
-    pub fn commit(&mut self, durable_commit: impl Fn(GroupId) -> Index) {
+    pub(super) fn commit(&mut self, durable_commit: impl Fn(GroupId) -> Index) {
         let mut eligible = Vec::new();
         self.waiting.retain(|group, waiting| {
             let commit = durable_commit(*group);
@@ -298,7 +327,7 @@ impl Overlay {
         self.bytes -= eligible.len() * size_of::<Waiting>();
         for (Waiting { key, blocks, .. }, commit) in eligible {
             let Some(chunk) = self.chunks.get_mut(&key) else { continue };
-            for first in chunk.overlapping(&blocks) {
+            for first in chunk.firsts(&blocks) {
                 let chunk = self.chunks.get_mut(&key).expect("it has pieces");
                 let piece = chunk.pieces.get_mut(&first).expect("found above");
                 if !piece.is_eligible && piece.index <= commit {
@@ -312,7 +341,11 @@ impl Overlay {
     /// Takes neighbouring blocks of a chunk that may be written now, at most `max_blocks` unless
     /// one piece has more: what a checkpoint waits for first, otherwise in the order of chunks
     /// behind `after`.
-    pub fn next_write(&mut self, after: Option<ChunkKey>, max_blocks: u16) -> Option<WriteBack> {
+    pub(super) fn next_write(
+        &mut self,
+        after: Option<ChunkKey>,
+        max_blocks: u16,
+    ) -> Option<WriteBack> {
         let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         let next = |chunks: &BTreeSet<ChunkKey>| {
             chunks.range(behind).next().or_else(|| chunks.first()).copied()
@@ -346,12 +379,12 @@ impl Overlay {
     }
 
     /// The write-back has completed on the device. What was not replaced meanwhile is removed.
-    pub fn landed(&mut self, id: FlightId) {
+    pub(super) fn landed(&mut self, id: FlightId) {
         let (key, blocks) = self.flights.remove(&id).expect("a write-back lands once");
         self.awaited_flights.remove(&id);
         let chunk = self.chunks.get_mut(&key).expect("a chunk with write-backs is there");
         chunk.flights.retain(|(other, _)| *other != id);
-        let pieces = chunk.overlapping(&blocks);
+        let pieces = chunk.firsts(&blocks);
         if chunk.pieces.is_empty() && chunk.flights.is_empty() {
             self.chunks.remove(&key);
         }
@@ -366,7 +399,7 @@ impl Overlay {
 
     /// The swap of a checkpoint: from now on it waits for all pieces at or below their group's
     /// base, and for all write-backs in flight.
-    pub fn swap(&mut self, base: impl Fn(GroupId) -> Index) {
+    pub(super) fn swap(&mut self, base: impl Fn(GroupId) -> Index) {
         assert!(!self.has_awaited(), "one checkpoint at a time");
         for (key, chunk) in &mut self.chunks {
             if chunk.pieces.is_empty() {
@@ -386,12 +419,12 @@ impl Overlay {
     }
 
     /// Whether the checkpoint in progress has something left to wait for.
-    pub fn has_awaited(&self) -> bool {
+    pub(super) fn has_awaited(&self) -> bool {
         !self.awaited_flights.is_empty() || self.awaited > 0
     }
 
     /// Removes what a group has here, because the replica is gone. Write-backs in flight go on.
-    pub fn remove_group(&mut self, group: GroupId) {
+    pub(super) fn remove_group(&mut self, group: GroupId) {
         let chunks = self.chunks.range(first_key(group)..);
         let chunks: Vec<(ChunkKey, Vec<u16>)> = chunks
             .take_while(|(key, _)| key.group == group)

@@ -9,14 +9,14 @@ use std::ops::Range;
 
 use alluvium_device::DeviceOffset;
 
-use super::block_store::{NoSlots, REQUEST_BLOCKS, Store, blocks_of, chunk_key, parts};
+use super::block_store::{NoSlots, REQUEST_BLOCKS, Store, blocks_of, chunk_key};
 use super::layout::SLOT_BLOCKS;
 use super::overlay::{ChunkKey, Content};
 use super::pending::{Comparison, DeviceRun, RunPurpose};
-use super::sector::{Word, mix};
+use super::sector::Word;
 use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
 use crate::rules::Rule;
-use crate::types::{BlockIndex, CheckpointNumber, ChunkIndex, GroupId, Index, Layer, VolumeId};
+use crate::types::{ChunkIndex, GroupId, Index, Layer, VolumeId};
 
 /// A bit for each block of a chunk: bit `b % 8` of byte `b / 8` for block `b`.
 pub type ChunkBits = [u8; CHUNK_BLOCKS as usize / 8];
@@ -91,33 +91,13 @@ impl Store {
     }
 
     fn fates(&self, key: ChunkKey, blocks: &Range<u16>, content: &Content) -> Vec<Fate> {
-        let mut fates = Vec::with_capacity(blocks.len());
-        for (number, part) in parts(blocks) {
-            let slot = self.slot(key, number);
-            let used = slot.map(|slot| (slot, self.slots.used(slot).expect("it is indexed")));
-            for block in part {
-                let in_slot = usize::from(block) % SLOT_BLOCKS;
-                let word = used.map_or(Word::ABSENT, |(_, used)| used.sector.words[in_slot]);
-                let pulled = match content {
-                    Content::Data(_, crcs) => {
-                        let crc = crcs[usize::from(block - blocks.start)];
-                        let mix = mix(key.group, key.volume, key.chunk, BlockIndex(block));
-                        Word::of_data(crc, mix)
-                    }
-                    Content::Zeros => Word::ZEROS,
-                    Content::Absent => Word::ABSENT,
-                };
-                let fate = match used {
-                    _ if word != pulled => Fate::Put,
-                    Some((slot, _)) if word.has_data() && !self.breaks(Rule::PulledWord) => {
-                        let at = self.slots.layout().block_at(slot, in_slot);
-                        Fate::Compared(at, word)
-                    }
-                    _ => Fate::Dropped,
-                };
-                fates.push(fate);
-            }
-        }
+        let stored = self.stored(key, blocks).enumerate();
+        let fate = |(at, (block, word, device_at))| match device_at {
+            _ if word != content.word(key, block, at) => Fate::Put,
+            Some(device_at) if !self.breaks(Rule::PulledWord) => Fate::Compared(device_at, word),
+            _ => Fate::Dropped,
+        };
+        let mut fates: Vec<Fate> = stored.map(fate).collect();
         // What the overlay has is newer than the words.
         for (found, _) in self.overlay.read(key, blocks.clone()) {
             let at = usize::from(found.start - blocks.start)..usize::from(found.end - blocks.start);
@@ -140,13 +120,10 @@ impl Store {
                 continue;
             }
             let block = run.first + at as u16;
-            let slot = self.slot(run.key, usize::from(block) / SLOT_BLOCKS);
-            let used = slot.and_then(|slot| self.slots.used(slot));
-            let in_slot = usize::from(block) % SLOT_BLOCKS;
-            let is_same_word = used.is_some_and(|used| used.sector.words[in_slot] == *word);
             let blocks = block..block + 1;
+            let is_same_word = self.stored(run.key, &blocks).all(|(_, now, _)| now == *word);
             // What was put there meanwhile is newer.
-            if is_same_word && self.overlay.read(run.key, blocks.clone()).next().is_none() {
+            if is_same_word && !self.overlay.has(run.key, &blocks) {
                 let content = Content::Data(data.slice(bytes), vec![crcs[at]]);
                 self.put(run.key, blocks, content, PULLED).expect("the slot is used");
             }
@@ -185,32 +162,6 @@ impl Store {
         }
     }
 
-    /// Removes the chunks of a group that the source of an install lacks.
-    pub fn pull_retain_chunks(
-        &mut self,
-        group: GroupId,
-        has_chunk: &dyn Fn(VolumeId, Layer, ChunkIndex) -> bool,
-    ) {
-        let mut after = None;
-        while let Some((volume, layer, chunk)) = self.next_chunk(group, after) {
-            if !has_chunk(volume, layer, chunk) {
-                self.pull_retain(group, volume, layer, chunk, &[0; _]);
-            }
-            after = Some((volume, layer, chunk));
-        }
-    }
-
-    /// The next chunk of a group in which it may have blocks, in the order of volumes and chunks.
-    pub fn next_chunk(
-        &self,
-        group: GroupId,
-        after: Option<(VolumeId, Layer, ChunkIndex)>,
-    ) -> Option<(VolumeId, Layer, ChunkIndex)> {
-        let after = after.map(|(volume, layer, chunk)| ChunkKey { group, volume, chunk, layer });
-        let (key, _) = self.next_indexed(group, after)?;
-        Some((key.volume, key.layer, key.chunk))
-    }
-
     /// The next chunk of a volume, at or behind `from`, in which the replica may have blocks.
     pub fn next_chunk_of(
         &self,
@@ -220,11 +171,9 @@ impl Store {
         from: ChunkIndex,
     ) -> Option<ChunkIndex> {
         let first = ChunkKey { group, volume, chunk: from, layer: Layer(0) };
-        let mut keys = self.index.range(first..).map(|(key, _)| key);
-        keys.by_ref()
-            .take_while(|key| (key.group, key.volume) == (group, volume))
-            .find(|key| key.layer == layer)
-            .map(|key| key.chunk)
+        let keys = self.index.range(first..).map(|(key, _)| key);
+        let mut of_volume = keys.take_while(|key| (key.group, key.volume) == (group, volume));
+        of_volume.find(|key| key.layer == layer).map(|key| key.chunk)
     }
 
     /// The blocks of a chunk that the replica has.
@@ -235,36 +184,12 @@ impl Store {
         layer: Layer,
         chunk: ChunkIndex,
     ) -> ChunkBits {
-        self.blocks_with(ChunkKey { group, volume, chunk, layer }, |_, _| true)
-    }
-
-    /// The blocks of a chunk that the replica has, and that may have changed above its base of
-    /// checkpoint `since`; all that it has without one.
-    pub fn changed(
-        &self,
-        group: GroupId,
-        volume: VolumeId,
-        layer: Layer,
-        chunk: ChunkIndex,
-        since: Option<CheckpointNumber>,
-    ) -> ChunkBits {
-        let complete = self.progress.complete;
-        self.blocks_with(ChunkKey { group, volume, chunk, layer }, |used, block| {
-            since.is_none_or(|since| used.sector.epochs[block].is_needed(since, complete))
-        })
-    }
-
-    /// The blocks of the overlay, and those of the store for which `counts` returns true.
-    fn blocks_with(
-        &self,
-        key: ChunkKey,
-        counts: impl Fn(&super::slots::Used, usize) -> bool,
-    ) -> ChunkBits {
+        let key = ChunkKey { group, volume, chunk, layer };
         let mut bits = [0; _];
         for (number, slot) in self.index.get(&key).into_iter().flat_map(|chunk| chunk.iter()) {
             let used = self.slots.used(slot).expect("it is indexed");
             for (block, word) in used.sector.words.iter().enumerate() {
-                if *word != Word::ABSENT && counts(used, block) {
+                if *word != Word::ABSENT {
                     set_bit(&mut bits, (number * SLOT_BLOCKS + block) as u16, true);
                 }
             }

@@ -10,14 +10,14 @@ use std::ops::Range;
 use alluvium_device::{AlignedBuf, DeviceOffset};
 use bytes::Bytes;
 
-use super::block_store::{Store, blocks_of, chunk_key, parts};
+use super::block_store::{Store, blocks_of, chunk_key};
 use super::layout::SLOT_BLOCKS;
 use super::overlay::{ChunkKey, Content};
 use super::pending::{BlocksRead, DamagedBlock, DeviceRun, Read, ReadId, RunPurpose};
-use super::sector::{Word, mix};
+use super::sector::Word;
 use crate::op::{BLOCK_BYTES, BlockRange};
 use crate::request::{BlockState, MAX_READ_BLOCKS};
-use crate::types::{BlockIndex, GroupId, Layer, VolumeId};
+use crate::types::{GroupId, Layer, VolumeId};
 
 impl Store {
     /// Reads blocks of one chunk. The result is that of [`Store::take_reads`], at once if the
@@ -86,38 +86,30 @@ impl Store {
     }
 
     fn collect_stored(&mut self, number: u64, blocks: &Range<u16>) {
-        let read = self.reads.reads.get_mut(&number).expect("the read is in progress");
-        let key = read.key;
+        let Read { key, first, is_states_only, .. } = self.reads.reads[&number];
+        let mut states = Vec::with_capacity(blocks.len());
         let mut runs: Vec<(u16, DeviceOffset, Vec<Word>)> = Vec::new();
-        for (part_number, part) in parts(blocks) {
-            let slot = self.index.get(&key).and_then(|chunk| chunk.get(part_number));
-            let used = slot.map(|slot| (slot, self.slots.used(slot).expect("it is indexed")));
-            for block in part {
-                let state = &mut read.states[usize::from(block - read.first)];
-                let in_slot = usize::from(block) % SLOT_BLOCKS;
-                let word = used.map_or(Word::ABSENT, |(_, used)| used.sector.words[in_slot]);
-                *state = match word {
-                    Word::ABSENT => BlockState::Absent,
-                    Word::ZEROS => BlockState::Zeros,
-                    _ => BlockState::Data,
-                };
-                let Some((slot, _)) = used.filter(|_| word.has_data() && !read.is_states_only)
-                else {
-                    continue;
-                };
-                let at = self.slots.layout().block_at(slot, in_slot);
-                match runs.last_mut() {
-                    Some((first, start, words))
-                        if usize::from(block - *first) == words.len()
-                            && at.0 == start.0 + (words.len() * BLOCK_BYTES) as u64
-                            && words.len() < usize::from(MAX_READ_BLOCKS) =>
-                    {
-                        words.push(word);
-                    }
-                    _ => runs.push((block, at, vec![word])),
+        for (block, word, at) in self.stored(key, blocks) {
+            states.push(match word {
+                Word::ABSENT => BlockState::Absent,
+                Word::ZEROS => BlockState::Zeros,
+                _ => BlockState::Data,
+            });
+            let Some(at) = at.filter(|_| !is_states_only) else { continue };
+            match runs.last_mut() {
+                Some((first, start, words))
+                    if usize::from(block - *first) == words.len()
+                        && at.0 == start.0 + (words.len() * BLOCK_BYTES) as u64
+                        && words.len() < usize::from(MAX_READ_BLOCKS) =>
+                {
+                    words.push(word);
                 }
+                _ => runs.push((block, at, vec![word])),
             }
         }
+        let read = self.reads.reads.get_mut(&number).expect("the read is in progress");
+        let at = usize::from(blocks.start - first);
+        read.states[at..at + states.len()].copy_from_slice(&states);
         read.runs += runs.len();
         for (first, at, words) in runs {
             self.read_run(key, first, at, words, RunPurpose::Read(number));
@@ -161,8 +153,7 @@ impl Store {
             let block = run.first + at as u16;
             let crc = data.as_ref().and_then(|data| {
                 let crc = crc32c::crc32c(&data[at * BLOCK_BYTES..(at + 1) * BLOCK_BYTES]);
-                let mix = mix(key.group, key.volume, key.chunk, BlockIndex(block));
-                (Word::of_data(crc, mix) == *word).then_some(crc)
+                (key.word_of_data(block, crc) == *word).then_some(crc)
             });
             if let Some(crc) = crc {
                 crcs.push(crc);
@@ -200,7 +191,7 @@ impl Store {
 
     /// Whether the word of a block may have been set since its read was submitted.
     fn has_changed(&self, run: &DeviceRun, block: u16) -> bool {
-        if self.overlay.read(run.key, block..block + 1).next().is_some() {
+        if self.overlay.has(run.key, &(block..block + 1)) {
             return true;
         }
         let slot = self.slot(run.key, usize::from(block) / SLOT_BLOCKS);

@@ -73,7 +73,7 @@ impl Word {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockEpoch([u8; 3]);
 
-/// Epochs repeat after so many checkpoints.
+/// The number of checkpoints after which epochs repeat.
 const EPOCHS: u64 = 1 << 24;
 
 impl BlockEpoch {

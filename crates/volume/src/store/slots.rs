@@ -278,11 +278,6 @@ impl Slots {
 
     // -- Checkpoints
 
-    /// The number of pages with dirty sectors.
-    pub(super) fn dirty_pages(&self) -> u32 {
-        self.dirty.iter().filter(|dirty| **dirty != 0).count() as u32
-    }
-
     /// Takes the pages with dirty sectors: what becomes dirty from now on belongs to the next
     /// checkpoint, and what is freed from now on is covered by it.
     pub(super) fn begin_sectors(&mut self) -> VecDeque<DirtyPage> {

@@ -402,9 +402,8 @@ fn a_damaged_sector_keeps_its_slot_out_of_use() {
     }
 }
 
-#[cfg(feature = "simulation")]
 #[test]
-fn a_damaged_sector_that_is_treated_as_free_loses_blocks() {
+fn a_broken_rule_frees_the_slot_of_a_damaged_sector() {
     let disk = disk();
     let mut first = store(&disk, 0);
     apply(&mut first, 0, 1, data(&[1]), 1);

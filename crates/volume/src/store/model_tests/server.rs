@@ -582,9 +582,12 @@ impl Server {
         let rest = match install.rest {
             None if install.record >= self.durable => return,
             None => {
-                let has =
-                    |volume: VolumeId, _, chunk: ChunkIndex| chunks.contains(&(volume.0, chunk.0));
-                self.store().pull_retain_chunks(group, &has);
+                for (volume, chunk) in CHUNKS {
+                    if !chunks.contains(&(volume, chunk)) {
+                        let (volume, chunk) = (VolumeId(volume), ChunkIndex(chunk));
+                        self.store().pull_retain(group, volume, LAYER, chunk, &[0; _]);
+                    }
+                }
                 chunks.into_iter().collect()
             }
             Some(mut rest) => {
@@ -625,7 +628,7 @@ impl Server {
             return;
         }
         let (peer, applied) = (replica.peer, replica.applied);
-        for (volume, chunk) in [(1, 0), (1, 1), (2, 0), (2, 1)] {
+        for (volume, chunk) in CHUNKS {
             self.next_id += 1;
             let id = ReadId(self.next_id);
             let range = BlockRange { chunk: ChunkIndex(chunk), first: 0, blocks: 192 };

@@ -17,6 +17,9 @@ pub(super) const MAX_BYTES: u64 = 16 << 20;
 /// The first blocks of ops: at the edges of three slots.
 pub(super) const BLOCKS: [u16; 5] = [0, 1, 63, 64, 127];
 
+/// The volumes of a group, and the chunks of each.
+pub(super) const CHUNKS: [(u32, u32); 4] = [(1, 0), (1, 1), (2, 0), (2, 1)];
+
 /// A block of a group: volume, chunk, block.
 pub(super) type Place = (u32, u32, u16);
 

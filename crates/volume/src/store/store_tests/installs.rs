@@ -1,6 +1,7 @@
 //! Blocks that an install pulls or removes.
 
 use super::*;
+use crate::store::block_store::chunk_key;
 
 fn pull(store: &mut Store, first: u16, content: &Content, blocks: u16) {
     store.pull(GROUP, VOLUME, LAYER, range(first, blocks), content).unwrap();
@@ -88,36 +89,49 @@ fn an_install_removes_what_its_source_lacks_and_a_source_states_what_it_has() {
             .collect()
     };
     let chunk_0 = |store: &Store| has(&store.present(GROUP, VOLUME, LAYER, ChunkIndex(0)));
-    let changed = |store: &Store, since: Option<u64>| {
-        let since = since.map(CheckpointNumber);
-        has(&store.changed(GROUP, VOLUME, LAYER, ChunkIndex(0), since))
+    // By the epochs in the sectors.
+    let changed = |store: &Store, since: u64| -> BTreeSet<u16> {
+        let (chunk, complete) =
+            (&store.index[&chunk_key(GROUP, VOLUME, LAYER, range(0, 1))], store.checkpoint());
+        let slots =
+            chunk.iter().map(|(number, slot)| (number, &store.slots.used(slot).unwrap().sector));
+        let blocks = slots.flat_map(|(number, sector)| {
+            (0..SLOT_BLOCKS)
+                .filter(move |block| {
+                    sector.words[*block] != Word::ABSENT
+                        && sector.epochs[*block].is_needed(CheckpointNumber(since), complete)
+                })
+                .map(move |block| (number * SLOT_BLOCKS + block) as u16)
+        });
+        blocks.collect()
     };
     assert_eq!(chunk_0(&store), [0, 1, 2].into());
-    assert_eq!(changed(&store, None), [0, 1, 2].into());
-    assert_eq!(changed(&store, Some(1)), [0, 1, 2].into(), "the base of 1 may be below them");
+    assert_eq!(changed(&store, 1), [0, 1, 2].into(), "the base of 1 may be below them");
     checkpoint(&mut store);
+    assert_eq!(changed(&store, 2), [2].into());
     apply(&mut store, 1, 1, Content::Zeros, 4);
     apply(&mut store, 70, 1, data(&[5]), 5);
     apply(&mut store, 0, 1, Content::Absent, 6);
     assert_eq!(chunk_0(&store), [1, 2, 70].into());
-    assert_eq!(changed(&store, Some(2)), [1, 2, 70].into());
     checkpoint(&mut store);
-    assert_eq!(changed(&store, Some(3)), [1, 70].into());
+    assert_eq!(changed(&store, 2), [1, 2, 70].into());
+    assert_eq!(changed(&store, 3), [1, 70].into());
     checkpoint(&mut store);
-    assert_eq!(changed(&store, Some(4)), [].into());
-    let mut chunks = Vec::new();
-    while let Some(next) = store.next_chunk(GROUP, chunks.last().copied()) {
-        chunks.push(next);
-    }
-    let expected = [0, 1, 2].map(|number| (VOLUME, LAYER, ChunkIndex(number)));
-    assert_eq!(chunks, expected);
+    assert_eq!(changed(&store, 4), [].into());
+    let next_chunk = |store: &Store, from| {
+        store.next_chunk_of(GROUP, VOLUME, LAYER, ChunkIndex(from)).map(|chunk| chunk.0)
+    };
+    assert_eq!(
+        [0, 1, 2, 3].map(|from| next_chunk(&store, from)),
+        [Some(0), Some(1), Some(2), None]
+    );
     // The source has block 1 of chunk 0, and chunk 2.
     let mut present = [0; CHUNK_BLOCKS as usize / 8];
     present[0] = 1 << 1;
     store.pull_retain(GROUP, VOLUME, LAYER, ChunkIndex(0), &present);
-    store.pull_retain_chunks(GROUP, &|_, _, chunk| chunk != ChunkIndex(1));
+    store.pull_retain(GROUP, VOLUME, LAYER, ChunkIndex(1), &[0; _]);
     assert_eq!(chunk_0(&store), [1].into());
     checkpoint(&mut store);
-    assert_eq!(store.next_chunk(GROUP, Some(expected[0])), Some(expected[2]));
+    assert_eq!(next_chunk(&store, 1), Some(2));
     assert_eq!(store.free_slots(), 14);
 }
