@@ -8,6 +8,7 @@ use super::error::WireError;
 use super::frame::{Blocks, Frame, FrameType, MAX_DATA_BYTES, MAX_META_BYTES, Received};
 use crate::fields::{FieldError, Put, Reader};
 use crate::op::{BLOCK_BYTES, MAX_WRITE_BLOCKS, Op, OpError};
+use crate::raft::{conf_from_raft, conf_to_raft};
 use crate::types::{ConfState, GroupId, PeerId};
 
 /// Terms, indexes, epochs and sequence numbers are below it.
@@ -143,7 +144,7 @@ pub fn check_sendable(message: &GroupMessage) -> Result<FrameType, UnsendableMes
             let is_valid = (1..END_OF_NUMBERS).contains(&metadata.index)
                 && (1..=message.term).contains(&metadata.term);
             field(is_valid, "snapshot position")?;
-            let conf = from_raft(metadata.get_conf_state());
+            let conf = conf_from_raft(metadata.get_conf_state());
             field(check_configuration(&conf).is_ok(), "configuration")?;
         }
         _ => {}
@@ -246,7 +247,7 @@ impl MessagesFrame {
     fn push_raft(&mut self, group: GroupId, message: &Message, from: usize) -> Option<usize> {
         let conf = match message.get_msg_type() {
             MessageType::MsgSnapshot => {
-                from_raft(message.get_snapshot().get_metadata().get_conf_state())
+                conf_from_raft(message.get_snapshot().get_metadata().get_conf_state())
             }
             _ => ConfState::default(),
         };
@@ -543,7 +544,7 @@ fn read_snapshot(message: &mut Message, body: &Bytes) -> Result<(), WireError> {
     (message.index, message.log_term) = (0, 0);
     let metadata = message.mut_snapshot().mut_metadata();
     (metadata.index, metadata.term) = (index, term);
-    metadata.set_conf_state(to_raft(conf));
+    metadata.set_conf_state(conf_to_raft(&conf));
     Ok(())
 }
 
@@ -621,31 +622,6 @@ fn check_entry(entry: &eraftpb::Entry) -> Result<(), WireError> {
         return Err(WireError::field("type of an entry", entry.get_entry_type() as u64));
     }
     Ok(op.verify()?)
-}
-
-/// The configuration in raft's own type.
-pub(crate) fn to_raft(conf: ConfState) -> eraftpb::ConfState {
-    let ids = |peers: Vec<PeerId>| peers.into_iter().map(|peer| peer.0).collect();
-    eraftpb::ConfState {
-        voters: ids(conf.voters),
-        learners: ids(conf.learners),
-        voters_outgoing: ids(conf.outgoing_voters),
-        learners_next: ids(conf.next_learners),
-        auto_leave: conf.auto_leave,
-        ..eraftpb::ConfState::default()
-    }
-}
-
-/// The configuration from raft's own type.
-pub(crate) fn from_raft(conf: &eraftpb::ConfState) -> ConfState {
-    let peers = |ids: &[u64]| ids.iter().copied().map(PeerId).collect();
-    ConfState {
-        voters: peers(&conf.voters),
-        learners: peers(&conf.learners),
-        outgoing_voters: peers(&conf.voters_outgoing),
-        next_learners: peers(&conf.learners_next),
-        auto_leave: conf.auto_leave,
-    }
 }
 
 fn lists(conf: &ConfState) -> [&Vec<PeerId>; 4] {

@@ -10,6 +10,7 @@ use super::tests::*;
 use super::*;
 use crate::log::FinishedChunks;
 use crate::op::{Attach, BlockOp, BlockRange, Change, Configuration, Transition};
+use crate::raft::conf_to_raft;
 use crate::request::*;
 use crate::state::VolumeState;
 use crate::types::*;
@@ -111,7 +112,7 @@ fn small_message() -> impl Strategy<Value = Message> {
                 MsgSnapshot => {
                     let metadata = message.mut_snapshot().mut_metadata();
                     (metadata.index, metadata.term) = (index.max(1), log_term.clamp(1, term));
-                    metadata.set_conf_state(messages::to_raft(conf));
+                    metadata.set_conf_state(conf_to_raft(&conf));
                 }
                 MsgTimeoutNow => {}
                 _ => message.commit = commit,

@@ -6,6 +6,7 @@ use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 use super::frame::Side::{Acceptor, Dialer};
 use super::*;
 use crate::op::{BlockOp, BlockRange, Change, Configuration, Transition};
+use crate::raft::conf_to_raft;
 use crate::request::*;
 use crate::types::*;
 use crate::{BLOCK_BYTES, Op};
@@ -287,7 +288,7 @@ fn configurations_that_raft_does_not_accept_are_refused() {
         let mut message = message_of(MessageType::MsgSnapshot, 1, 2, 3);
         let metadata = message.mut_snapshot().mut_metadata();
         (metadata.index, metadata.term) = (5, 2);
-        metadata.set_conf_state(messages::to_raft(conf));
+        metadata.set_conf_state(conf_to_raft(&conf));
         GroupMessage { group: GroupId(1), message }
     };
     let valid = ConfState {

@@ -7,7 +7,7 @@ use crate::log::{Entry, EntryKind};
 use crate::op::Op;
 use crate::types::{ConfState, HardState, Index, PeerId, Term};
 
-/// A configuration, as raft has it.
+/// Converts a configuration to raft's type.
 pub(crate) fn conf_to_raft(conf: &ConfState) -> eraftpb::ConfState {
     let ids = |peers: &[PeerId]| peers.iter().map(|peer| peer.0).collect();
     eraftpb::ConfState {
@@ -20,7 +20,7 @@ pub(crate) fn conf_to_raft(conf: &ConfState) -> eraftpb::ConfState {
     }
 }
 
-/// A configuration of raft.
+/// Converts a configuration from raft's type.
 pub(crate) fn conf_from_raft(conf: &eraftpb::ConfState) -> ConfState {
     let peers = |ids: &[u64]| ids.iter().copied().map(PeerId).collect();
     ConfState {
