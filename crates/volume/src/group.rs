@@ -6,7 +6,7 @@ use crate::op::BlockRange;
 use crate::state::VolumeState;
 use crate::types::{ChunkIndex, ConfState, PeerId, ServerId, VolumeId};
 
-/// Chunks of a region.
+/// Chunks of a region, which one group replicates.
 pub const REGION_CHUNKS: u32 = 4096;
 
 /// What the registry states of a group. It changes when replicas come and go.

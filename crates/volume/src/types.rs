@@ -82,6 +82,10 @@ number! {
     CheckpointNumber(u64)
 }
 
+/// Indexes, terms, epochs and sequence numbers are below it, so that their sums do not overflow
+/// (`docs/format/volume-wire.md`).
+pub(crate) const END_OF_NUMBERS: u64 = 1 << 62;
+
 /// Index and term of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {

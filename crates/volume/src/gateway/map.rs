@@ -1,10 +1,8 @@
 //! Where the blocks of a volume are: regions, which are groups, and chunks.
 
+use crate::group::REGION_CHUNKS;
 use crate::op::{BlockRange, CHUNK_BLOCKS};
 use crate::types::ChunkIndex;
-
-/// Chunks of a region, which one group replicates.
-pub const REGION_CHUNKS: u32 = 4096;
 
 /// Blocks of a region: 64 GiB.
 pub const REGION_BLOCKS: u64 = REGION_CHUNKS as u64 * CHUNK_BLOCKS as u64;

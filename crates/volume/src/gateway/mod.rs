@@ -24,7 +24,7 @@ mod volume;
 mod tests;
 
 pub use counters::{Counter, Counters, KindCounters};
-pub use map::{REGION_BLOCKS, REGION_CHUNKS, RegionIndex};
+pub use map::{REGION_BLOCKS, RegionIndex};
 pub use session::Session;
 pub use types::{
     Attachment, Closed, Done, Extent, Failure, GroupError, GroupView, Output, SendId,

@@ -6,10 +6,7 @@ use super::map::RegionIndex;
 use super::types::{ReadPart, UserId};
 use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS, Change};
 use crate::request::{Answer, BlockState};
-use crate::types::{AttachEpoch, Index, Sequence, ServerId};
-
-/// Indexes are below 2^62.
-const INDEX_LIMIT: u64 = 1 << 62;
+use crate::types::{AttachEpoch, END_OF_NUMBERS, Index, Sequence, ServerId};
 
 /// Without an answer after this time, a copy goes to the next replica. It doubles with each copy,
 /// up to 16 times.
@@ -129,7 +126,7 @@ impl Piece {
     pub(super) fn judge(&self, answer: Answer, epoch: AttachEpoch) -> Verdict {
         match (&self.work, answer) {
             (Work::Attach | Work::Change { number: Some(_), .. }, Answer::Op(answer)) => {
-                match answer.epoch == epoch && (1..INDEX_LIMIT).contains(&answer.index.0) {
+                match answer.epoch == epoch && (1..END_OF_NUMBERS).contains(&answer.index.0) {
                     true => Verdict::Applied(answer.index),
                     false => Verdict::Invalid,
                 }
@@ -143,7 +140,7 @@ impl Piece {
                     || answer.crcs.len() != with_data
                     || answer.data.len() != with_data * BLOCK_BYTES
                     || answer.applied < *token
-                    || answer.applied.0 >= INDEX_LIMIT
+                    || answer.applied.0 >= END_OF_NUMBERS
                 {
                     return Verdict::Invalid;
                 }

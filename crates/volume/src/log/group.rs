@@ -4,8 +4,8 @@ use super::error::RecordError;
 use crate::fields::{FieldError, Put, Reader};
 use crate::state::VolumeState;
 use crate::types::{
-    AttachEpoch, CheckpointNumber, ConfState, GroupId, HardState, Index, Layer, Parent, PeerId,
-    Sequence, Term, VolumeId,
+    AttachEpoch, CheckpointNumber, ConfState, END_OF_NUMBERS, GroupId, HardState, Index, Layer,
+    Parent, PeerId, Sequence, Term, VolumeId,
 };
 use crate::window::{WINDOW_BYTES, Window};
 
@@ -21,9 +21,6 @@ const AUTO_LEAVE: u32 = 2;
 /// Flags of a volume.
 const ATTACHED: u32 = 1;
 const HAS_PARENT: u32 = 2;
-
-/// Indexes are below it, so that those of a record do not overflow (`volume-wire.md`).
-pub(super) const END_OF_INDEXES: u64 = 1 << 62;
 
 /// Greatest number of pairs of a group.
 const MAX_PAIRS: usize = 16;
@@ -163,7 +160,7 @@ impl GroupCheckpoint {
         if !is_ordered {
             return Err(FieldError::Field { field: "base or end of group", value: group.0 }.into());
         }
-        if last.0 >= END_OF_INDEXES {
+        if last.0 >= END_OF_NUMBERS {
             return Err(FieldError::Field { field: "last index", value: last.0 }.into());
         }
         if !volumes.is_sorted_by(|a, b| a.volume < b.volume) {

@@ -3,10 +3,12 @@
 use bytes::Bytes;
 
 use super::error::RecordError;
-use super::group::{END_OF_INDEXES, GROUP_BYTES, GroupCheckpoint, read_replica};
+use super::group::{GROUP_BYTES, GroupCheckpoint, read_replica};
 use crate::fields::{FieldError, Put, Reader};
 use crate::group::REGION_CHUNKS;
-use crate::types::{CheckpointNumber, GroupId, HardState, Index, PeerId, Term, VolumeId};
+use crate::types::{
+    CheckpointNumber, END_OF_NUMBERS, GroupId, HardState, Index, PeerId, Term, VolumeId,
+};
 
 const MAGIC: u8 = b'V';
 const VERSION: u8 = 1;
@@ -27,9 +29,10 @@ pub(super) const CHECKPOINT_BYTES: usize = PREFIX_BYTES + 24;
 pub const MAX_ENTRIES: u32 = 65_536;
 const ENTRY_BYTES: usize = 16;
 
-/// One bit for each chunk of a region, in [`FinishedChunks`].
-const BITMAP_BYTES: usize = REGION_CHUNKS as usize / 8;
-const FINISHED_BYTES: usize = 8 + BITMAP_BYTES;
+/// Bytes of a bitmap of the chunks of a region.
+const REGION_BITMAP_BYTES: usize = REGION_CHUNKS as usize / 8;
+/// Bytes of a [`FinishedChunks`] in a record.
+const FINISHED_BYTES: usize = 8 + REGION_BITMAP_BYTES;
 
 /// A record of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,7 +107,7 @@ pub struct FinishedChunks {
     /// The volume.
     pub volume: VolumeId,
     /// Bit n mod 8 of byte n / 8 stands for chunk n of the group's region.
-    pub chunks: Box<[u8; BITMAP_BYTES]>,
+    pub chunks: Box<[u8; REGION_BITMAP_BYTES]>,
 }
 
 /// A part of a checkpoint. It counts only together with all other parts.
@@ -233,7 +236,7 @@ impl Entries {
             commit: Index(reader.u64()?),
         };
         let (first, previous_term) = (reader.u64()?, Term(reader.u64()?));
-        if first == 0 || first >= END_OF_INDEXES {
+        if first == 0 || first >= END_OF_NUMBERS {
             return Err(FieldError::Field { field: "first index", value: first }.into());
         }
         if (first == 1) != (previous_term.0 == 0) || previous_term > state.term {

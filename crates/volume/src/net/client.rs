@@ -6,7 +6,6 @@ use bytes::Bytes;
 use super::error::WireError;
 use super::error_frame::{decode_error, error_frame};
 use super::frame::{Blocks, Frame, FrameType, Header, Received, verify_blocks};
-use super::messages::END_OF_NUMBERS;
 use crate::fields::{Put, Reader};
 use crate::op::{BlockRange, CHUNK_BLOCKS, MAX_CHUNKS, Op, OpError};
 use crate::request::{
@@ -14,8 +13,8 @@ use crate::request::{
     ReadRequest, ReplicaState, ReplicaStatus, Request, RequestError, Role, StatusAnswer,
 };
 use crate::types::{
-    AttachEpoch, CheckpointNumber, ChunkIndex, GroupId, Index, Layer, PeerId, ServerId, Term,
-    VolumeId,
+    AttachEpoch, CheckpointNumber, ChunkIndex, END_OF_NUMBERS, GroupId, Index, Layer, PeerId,
+    ServerId, Term, VolumeId,
 };
 
 const STATUS_ROW_BYTES: usize = 88;

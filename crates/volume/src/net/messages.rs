@@ -9,10 +9,7 @@ use super::frame::{Blocks, Frame, FrameType, MAX_DATA_BYTES, MAX_META_BYTES, Rec
 use crate::fields::{FieldError, Put, Reader};
 use crate::op::{BLOCK_BYTES, MAX_WRITE_BLOCKS, Op, OpError};
 use crate::raft::{conf_from_raft, conf_to_raft};
-use crate::types::{ConfState, GroupId, PeerId};
-
-/// Terms, indexes, epochs and sequence numbers are below it.
-pub(crate) const END_OF_NUMBERS: u64 = 1 << 62;
+use crate::types::{ConfState, END_OF_NUMBERS, GroupId, PeerId};
 
 /// Greatest number of entries of an append in a frame.
 pub const MAX_APPEND_ENTRIES: usize = 4096;

@@ -5,15 +5,15 @@ use bytes::Bytes;
 use super::error::WireError;
 use super::error_frame::{decode_error, error_frame};
 use super::frame::{Blocks, Frame, FrameType, Received, verify_blocks};
-use super::messages::{END_OF_NUMBERS, configuration_bytes, put_configuration, read_configuration};
+use super::messages::{configuration_bytes, put_configuration, read_configuration};
 use crate::fields::{Put, Reader};
 use crate::log::FinishedChunks;
 use crate::op::{CHUNK_BLOCKS, MAX_CHUNKS, MAX_WRITE_BLOCKS};
 use crate::request::RequestError;
 use crate::state::VolumeState;
 use crate::types::{
-    AttachEpoch, ChunkIndex, ConfState, GroupId, Index, Layer, Parent, PeerId, Position, Sequence,
-    Term, VolumeId,
+    AttachEpoch, ChunkIndex, ConfState, END_OF_NUMBERS, GroupId, Index, Layer, Parent, PeerId,
+    Position, Sequence, Term, VolumeId,
 };
 use crate::window::{WINDOW_BYTES, Window};
 

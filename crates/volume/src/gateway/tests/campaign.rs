@@ -14,6 +14,7 @@ use crate::gateway::{
     Attachment, Closed, Counters, GroupError, GroupView, Output, REGION_BLOCKS, RegionIndex,
     SendId, Session, SessionConfig, UserRequest,
 };
+use crate::group::REGION_CHUNKS;
 use crate::op::{Attach, BLOCK_BYTES, Op};
 use crate::request::{ErrorCode, Request, RequestError};
 use crate::rules::{Broken, Rule};
@@ -148,7 +149,7 @@ impl World {
                 Output::Complete { id, result } => {
                     self.active -= 1;
                     let has_group = |place: (u32, u16)| {
-                        self.clusters.contains_key(&RegionIndex((place.0 / 4096) as u16))
+                        self.clusters.contains_key(&RegionIndex((place.0 / REGION_CHUNKS) as u16))
                     };
                     self.history.reported((self.number, id), &result, has_group)?;
                 }
