@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::gateway::{
-    Attachment, Closed, Failure, GroupError, GroupView, Groups, RegionIndex, Servers, Volume,
+    Attachment, Closed, Failure, GroupError, GroupReplicas, Groups, RegionIndex, Servers, Volume,
     VolumeConfig,
 };
 use crate::net::{
@@ -279,7 +279,7 @@ struct VolumeGroups {
 
 #[async_trait]
 impl Groups for VolumeGroups {
-    async fn create(&self, region: RegionIndex) -> Result<GroupView, GroupError> {
+    async fn create(&self, region: RegionIndex) -> Result<GroupReplicas, GroupError> {
         let registry = self.cluster.registry();
         let seed = u64::from(self.id.0) << 16 | u64::from(region.0);
         match registry.create_group(self.id, region.0, self.epoch, seed).await {
@@ -291,7 +291,7 @@ impl Groups for VolumeGroups {
         }
     }
 
-    async fn read(&self, _: RegionIndex, group: GroupId) -> Result<GroupView, GroupError> {
+    async fn read(&self, _: RegionIndex, group: GroupId) -> Result<GroupReplicas, GroupError> {
         match self.cluster.registry().group(group).await {
             Ok(stored) => Ok(view_of(group, &stored.value)),
             Err(error) => Err(group_error(&error)),
@@ -299,9 +299,9 @@ impl Groups for VolumeGroups {
     }
 }
 
-fn view_of(group: GroupId, value: &GroupValue) -> GroupView {
+fn view_of(group: GroupId, value: &GroupValue) -> GroupReplicas {
     let replicas = value.peers.iter().filter(|peer| !peer.lost).map(|peer| peer.server);
-    GroupView { group, replicas: replicas.collect() }
+    GroupReplicas { group, replicas: replicas.collect() }
 }
 
 fn group_error(error: &RegistryError) -> GroupError {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::numbers::Numbers;
-use super::types::GroupView;
+use super::types::GroupReplicas;
 use crate::types::{Index, ServerId};
 
 /// How long reads avoid the gateway's own server after it could not serve one.
@@ -36,7 +36,7 @@ impl Region {
 /// The state of an attachment in a group.
 #[derive(Debug)]
 pub(super) struct Group {
-    pub(super) view: GroupView,
+    pub(super) view: GroupReplicas,
     /// The presumed leader.
     pub(super) leader: Option<ServerId>,
     /// The greatest index of an answered op, or applied index of an answered read.
@@ -55,7 +55,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    pub(super) fn new(view: GroupView) -> Self {
+    pub(super) fn new(view: GroupReplicas) -> Self {
         Self {
             view,
             leader: None,
@@ -130,7 +130,7 @@ mod tests {
 
     fn group(leader: Option<u32>) -> Group {
         let replicas = [1, 2, 3].map(ServerId).to_vec();
-        let mut group = Group::new(GroupView { group: GroupId(1), replicas });
+        let mut group = Group::new(GroupReplicas { group: GroupId(1), replicas });
         group.leader = leader.map(ServerId);
         group
     }

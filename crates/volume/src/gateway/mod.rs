@@ -27,7 +27,7 @@ pub use counters::{Counter, Counters, KindCounters};
 pub use map::{REGION_BLOCKS, RegionIndex};
 pub use session::Session;
 pub use types::{
-    Attachment, Closed, Done, Extent, Failure, GroupError, GroupView, Output, SendId,
+    Attachment, Closed, Done, Extent, Failure, GroupError, GroupReplicas, Output, SendId,
     SessionConfig, UserId, UserRequest,
 };
 pub use volume::{Completion, Groups, Servers, Volume, VolumeConfig};

@@ -19,7 +19,7 @@ use super::map::RegionIndex;
 use super::piece::{Kind, Piece, Wake, Work};
 use super::range_lock::RangeLocks;
 use super::types::{
-    Attachment, Closed, Failure, GroupError, GroupView, Output, SendId, SessionConfig, UserId,
+    Attachment, Closed, Failure, GroupError, GroupReplicas, Output, SendId, SessionConfig, UserId,
 };
 use crate::request::{Answer, RequestError};
 use crate::rules::{Broken, Rule};
@@ -153,7 +153,7 @@ impl Session {
         &mut self,
         now: Duration,
         region: RegionIndex,
-        view: Result<GroupView, GroupError>,
+        view: Result<GroupReplicas, GroupError>,
     ) {
         self.set_time(now);
         match (view, self.regions.get_mut(&region)) {

@@ -28,12 +28,12 @@ pub struct Attachment {
     /// The server with this gateway.
     pub gateway: Option<ServerId>,
     /// The groups that exist, as read from the registry after the epoch was written there.
-    pub groups: Vec<(RegionIndex, GroupView)>,
+    pub groups: Vec<(RegionIndex, GroupReplicas)>,
 }
 
-/// A group as the registry has it.
+/// A group and its replicas, as the registry has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupView {
+pub struct GroupReplicas {
     /// The group.
     pub group: GroupId,
     /// The servers with its replicas.

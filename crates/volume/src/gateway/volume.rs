@@ -17,7 +17,7 @@ use super::counters::Counters;
 use super::map::RegionIndex;
 use super::session::Session;
 use super::types::{
-    Attachment, Closed, Done, Extent, Failure, GroupError, GroupView, Output, SessionConfig,
+    Attachment, Closed, Done, Extent, Failure, GroupError, GroupReplicas, Output, SessionConfig,
     UserId, UserRequest,
 };
 use crate::op::BLOCK_BYTES;
@@ -41,10 +41,10 @@ pub trait Servers: Send + Sync + 'static {
 #[async_trait]
 pub trait Groups: Send + Sync + 'static {
     /// Creates the group of a region, unless it exists, and returns it.
-    async fn create(&self, region: RegionIndex) -> Result<GroupView, GroupError>;
+    async fn create(&self, region: RegionIndex) -> Result<GroupReplicas, GroupError>;
 
     /// Reads a group.
-    async fn read(&self, region: RegionIndex, group: GroupId) -> Result<GroupView, GroupError>;
+    async fn read(&self, region: RegionIndex, group: GroupId) -> Result<GroupReplicas, GroupError>;
 }
 
 /// Settings of a volume's handle.
@@ -222,7 +222,7 @@ impl Volume {
     }
 
     /// Takes a group that has changed in the registry.
-    pub fn group_changed(&self, region: RegionIndex, view: GroupView) {
+    pub fn group_changed(&self, region: RegionIndex, view: GroupReplicas) {
         self.shared.input(|session, now| session.group_known(now, region, Ok(view)));
     }
 

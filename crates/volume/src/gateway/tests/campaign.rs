@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::history::{CELL_BYTES, History, User, payload};
 use super::model::{Cluster, Origin, Outcome, SERVERS};
 use crate::gateway::{
-    Attachment, Closed, Counters, GroupError, GroupView, Output, REGION_BLOCKS, RegionIndex,
+    Attachment, Closed, Counters, GroupError, GroupReplicas, Output, REGION_BLOCKS, RegionIndex,
     SendId, Session, SessionConfig, UserRequest,
 };
 use crate::group::REGION_CHUNKS;
@@ -114,7 +114,7 @@ impl World {
 
     fn session(
         epoch: u64,
-        groups: &[(RegionIndex, GroupView)],
+        groups: &[(RegionIndex, GroupReplicas)],
         io_timeout: Option<Duration>,
         broken: Broken,
         random: &mut Random,
@@ -133,8 +133,8 @@ impl World {
         Session::new(attachment, config, Arc::new(Counters::default()))
     }
 
-    fn view(&self, region: RegionIndex) -> GroupView {
-        GroupView { group: self.clusters[&region].group, replicas: SERVERS.to_vec() }
+    fn view(&self, region: RegionIndex) -> GroupReplicas {
+        GroupReplicas { group: self.clusters[&region].group, replicas: SERVERS.to_vec() }
     }
 
     /// Takes the outputs of the session.

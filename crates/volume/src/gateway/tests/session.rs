@@ -7,7 +7,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use crate::gateway::{
-    Attachment, Closed, Counters, Done, Extent, Failure, GroupError, GroupView, Output,
+    Attachment, Closed, Counters, Done, Extent, Failure, GroupError, GroupReplicas, Output,
     REGION_BLOCKS, RegionIndex, SendId, Session, SessionConfig, UserId, UserRequest,
 };
 use crate::op::{BLOCK_BYTES, BlockOp, Change, Op};
@@ -151,7 +151,7 @@ impl Harness {
         self.drain();
     }
 
-    fn known(&mut self, region: u16, view: Result<GroupView, GroupError>) {
+    fn known(&mut self, region: u16, view: Result<GroupReplicas, GroupError>) {
         self.session.group_known(self.now, RegionIndex(region), view);
         self.drain();
     }
@@ -161,8 +161,8 @@ impl Harness {
     }
 }
 
-fn view(servers: &[u32]) -> GroupView {
-    GroupView { group: GROUP, replicas: servers.iter().copied().map(ServerId).collect() }
+fn view(servers: &[u32]) -> GroupReplicas {
+    GroupReplicas { group: GROUP, replicas: servers.iter().copied().map(ServerId).collect() }
 }
 
 fn blocks(applied: u64, data: &[u8]) -> Answer {

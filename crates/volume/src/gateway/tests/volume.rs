@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use super::model::{Cluster, SERVERS};
 use crate::gateway::types::SendId;
 use crate::gateway::{
-    Attachment, Closed, Done, Extent, Failure, GroupError, GroupView, Groups, REGION_BLOCKS,
+    Attachment, Closed, Done, Extent, Failure, GroupError, GroupReplicas, Groups, REGION_BLOCKS,
     RegionIndex, Servers, UserRequest, Volume, VolumeConfig,
 };
 use crate::op::{BLOCK_BYTES, Op};
@@ -80,8 +80,8 @@ impl Memory {
     }
 }
 
-fn view(group: GroupId) -> (RegionIndex, GroupView) {
-    (RegionIndex(group.0 as u16 - 1), GroupView { group, replicas: SERVERS.to_vec() })
+fn view(group: GroupId) -> (RegionIndex, GroupReplicas) {
+    (RegionIndex(group.0 as u16 - 1), GroupReplicas { group, replicas: SERVERS.to_vec() })
 }
 
 #[async_trait]
@@ -148,7 +148,7 @@ impl State {
 
 #[async_trait]
 impl Groups for Memory {
-    async fn create(&self, region: RegionIndex) -> Result<GroupView, GroupError> {
+    async fn create(&self, region: RegionIndex) -> Result<GroupReplicas, GroupError> {
         sleep(Duration::from_millis(3)).await;
         let state = &mut *self.state.lock();
         if state.random.chance(state.faults) {
@@ -169,7 +169,7 @@ impl Groups for Memory {
         Ok(view(group).1)
     }
 
-    async fn read(&self, _: RegionIndex, group: GroupId) -> Result<GroupView, GroupError> {
+    async fn read(&self, _: RegionIndex, group: GroupId) -> Result<GroupReplicas, GroupError> {
         Ok(view(group).1)
     }
 }
