@@ -97,6 +97,23 @@ pub enum Change {
     Discard,
 }
 
+impl Change {
+    /// The write of whole blocks, with their checksums.
+    pub fn write(data: Bytes) -> Self {
+        Self::Write { crcs: block_crcs(&data), data }
+    }
+
+    /// Verifies the checksums of the blocks of a write.
+    pub fn verify(&self) -> Result<(), OpError> {
+        match self {
+            Self::Write { crcs, data } => {
+                verify_blocks(data, crcs).map_err(|block| OpError::Checksum { block })
+            }
+            Self::Zero | Self::Discard => Ok(()),
+        }
+    }
+}
+
 /// A new attachment of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attach {
@@ -307,14 +324,25 @@ impl Op {
 
     /// Verifies the checksums of the blocks of a write.
     pub fn verify(&self) -> Result<(), OpError> {
-        let Self::Blocks(BlockOp { change: Change::Write { crcs, data }, .. }) = self else {
-            return Ok(());
-        };
-        let blocks = data.chunks(BLOCK_BYTES).zip(crcs);
-        match blocks.map(|(block, crc)| crc32c::crc32c(block) == *crc).position(|ok| !ok) {
-            None => Ok(()),
-            Some(block) => Err(OpError::Checksum { block }),
+        match self {
+            Self::Blocks(op) => op.change.verify(),
+            _ => Ok(()),
         }
+    }
+}
+
+/// Computes the CRC32C of each block.
+pub(crate) fn block_crcs(blocks: &[u8]) -> Vec<u32> {
+    blocks.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect()
+}
+
+/// Verifies the checksums of blocks. Returns the number of the first block that does not have its
+/// checksum.
+pub(crate) fn verify_blocks(blocks: &[u8], crcs: &[u32]) -> Result<(), usize> {
+    let mut pairs = blocks.chunks(BLOCK_BYTES).zip(crcs);
+    match pairs.position(|(block, crc)| crc32c::crc32c(block) != *crc) {
+        None => Ok(()),
+        Some(block) => Err(block),
     }
 }
 
@@ -489,15 +517,14 @@ mod tests {
 
     /// The bytes of an op, as an entry of the log has them.
     fn encode(op: &Op) -> Bytes {
-        [op.encode_head(), op.blocks().into()].concat().into()
+        [op.encode_head(), op.blocks().to_vec()].concat().into()
     }
 
     fn change(blocks: u16) -> impl Strategy<Value = Change> {
         let write = vec(any::<u8>(), 3).prop_map(move |seed| {
             let block = |n: u16| seed.iter().copied().cycle().skip(n.into()).take(BLOCK_BYTES);
             let data: Vec<u8> = (0..blocks).flat_map(block).collect();
-            let crcs = data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
-            Change::Write { crcs, data: data.into() }
+            Change::write(data.into())
         });
         prop_oneof![write, Just(Change::Zero), Just(Change::Discard)]
     }
@@ -601,6 +628,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_checksums_of_a_write_find_a_changed_block() {
+        let Change::Write { mut crcs, data } = Change::write(vec![7; 2 * BLOCK_BYTES].into())
+        else {
+            unreachable!()
+        };
+        assert_eq!(Change::Write { crcs: crcs.clone(), data: data.clone() }.verify(), Ok(()));
+        crcs[1] ^= 1;
+        let damaged = Change::Write { crcs, data }.verify();
+        assert_eq!(damaged, Err(OpError::Checksum { block: 1 }));
     }
 
     #[test]

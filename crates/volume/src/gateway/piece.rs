@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::map::RegionIndex;
 use super::types::{ReadPart, UserId};
-use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS, Change};
+use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS, Change, verify_blocks};
 use crate::request::{Answer, BlockState};
 use crate::types::{AttachEpoch, END_OF_NUMBERS, Index, Sequence, ServerId};
 
@@ -144,8 +144,7 @@ impl Piece {
                 {
                     return Verdict::Invalid;
                 }
-                let mut blocks = answer.data.chunks(BLOCK_BYTES).zip(&answer.crcs);
-                if !blocks.all(|(block, crc)| crc32c::crc32c(block) == *crc) {
+                if verify_blocks(&answer.data, &answer.crcs).is_err() {
                     return Verdict::Damaged;
                 }
                 let chunk = u64::from(range.chunk.0) * u64::from(CHUNK_BLOCKS);

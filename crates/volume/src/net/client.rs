@@ -5,9 +5,9 @@ use bytes::Bytes;
 
 use super::error::WireError;
 use super::error_frame::{decode_error, error_frame};
-use super::frame::{Blocks, Frame, FrameType, Header, Received, verify_blocks};
+use super::frame::{Blocks, Frame, FrameType, Header, Received};
 use crate::fields::{Put, Reader};
-use crate::op::{BlockRange, CHUNK_BLOCKS, MAX_CHUNKS, Op, OpError};
+use crate::op::{BlockRange, CHUNK_BLOCKS, MAX_CHUNKS, Op, OpError, verify_blocks};
 use crate::request::{
     Answer, BlockState, ErrorCode, MAX_READ_BLOCKS, MAX_STATUS_ROWS, OpAnswer, ReadAnswer,
     ReadRequest, ReplicaState, ReplicaStatus, Request, RequestError, Role, StatusAnswer,

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use super::tests::{entry_of, read_answer, write};
 use super::*;
-use crate::op::BlockRange;
+use crate::op::{BlockRange, block_crcs};
 use crate::request::*;
 use crate::types::*;
 use crate::{BLOCK_BYTES, Op};
@@ -442,7 +442,7 @@ async fn calls_fail_when_the_connection_ends() {
 
 fn batch(n: u64) -> PullFrame {
     let data = Bytes::from(vec![n as u8; 256 * BLOCK_BYTES]);
-    let crcs = data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
+    let crcs = block_crcs(&data);
     let content = PullContent::Blocks { first: 0, crcs, data };
     let (volume, layer, chunk) = (VolumeId(1), Layer(0), ChunkIndex(n as u32));
     PullFrame::Batch(PullBatch {

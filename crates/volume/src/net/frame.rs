@@ -435,13 +435,3 @@ impl Blocks {
         }
     }
 }
-
-/// Verifies the checksums of blocks. Returns the number of the first one that does not have its
-/// checksum.
-pub(crate) fn verify_blocks(blocks: &[u8], crcs: &[u32]) -> Result<(), usize> {
-    let mut pairs = blocks.chunks(BLOCK_BYTES).zip(crcs);
-    match pairs.position(|(block, crc)| crc32c::crc32c(block) != *crc) {
-        None => Ok(()),
-        Some(block) => Err(block),
-    }
-}

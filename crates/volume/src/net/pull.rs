@@ -4,11 +4,11 @@ use bytes::Bytes;
 
 use super::error::WireError;
 use super::error_frame::{decode_error, error_frame};
-use super::frame::{Blocks, Frame, FrameType, Received, verify_blocks};
+use super::frame::{Blocks, Frame, FrameType, Received};
 use super::messages::{configuration_bytes, put_configuration, read_configuration};
 use crate::fields::{Put, Reader};
 use crate::log::FinishedChunks;
-use crate::op::{CHUNK_BLOCKS, MAX_CHUNKS, MAX_WRITE_BLOCKS};
+use crate::op::{CHUNK_BLOCKS, MAX_CHUNKS, MAX_WRITE_BLOCKS, verify_blocks};
 use crate::request::RequestError;
 use crate::state::VolumeState;
 use crate::types::{

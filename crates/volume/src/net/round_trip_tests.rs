@@ -9,7 +9,7 @@ use super::frame::Side::{Acceptor, Dialer};
 use super::tests::*;
 use super::*;
 use crate::log::FinishedChunks;
-use crate::op::{Attach, BlockOp, BlockRange, Change, Configuration, Transition};
+use crate::op::{Attach, BlockOp, BlockRange, Change, Configuration, Transition, block_crcs};
 use crate::raft::conf_to_raft;
 use crate::request::*;
 use crate::state::VolumeState;
@@ -387,7 +387,7 @@ fn pull_item() -> impl Strategy<Value = PullItem> {
     let content = prop_oneof![
         (0..4000_u16, vec(any::<u8>(), 1..4)).prop_map(|(first, seeds)| {
             let data: Vec<u8> = seeds.iter().flat_map(|seed| [*seed; BLOCK_BYTES]).collect();
-            let crcs = data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
+            let crcs = block_crcs(&data);
             PullContent::Blocks { first, crcs, data: data.into() }
         }),
         (0..2000_u16, 1..2000_u16).prop_map(|(first, blocks)| PullContent::Zeros { first, blocks }),

@@ -5,7 +5,7 @@ use raft::eraftpb::{Entry, EntryType, Message, MessageType};
 
 use super::frame::Side::{Acceptor, Dialer};
 use super::*;
-use crate::op::{BlockOp, BlockRange, Change, Configuration, Transition};
+use crate::op::{BlockOp, BlockRange, Change, Configuration, Transition, block_crcs};
 use crate::raft::conf_to_raft;
 use crate::request::*;
 use crate::types::*;
@@ -61,10 +61,7 @@ pub(super) fn write(blocks: u16, seed: u8, number: u64) -> Op {
         number: Sequence(number),
         floor_distance: 0,
         range: BlockRange { chunk: ChunkIndex(5), first: 7, blocks },
-        change: Change::Write {
-            crcs: data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect(),
-            data: data.into(),
-        },
+        change: Change::write(data.into()),
     })
 }
 
@@ -95,7 +92,7 @@ pub(super) fn read_answer(read: &ReadRequest, states: &[u8], seed: u8) -> ReadAn
         true => Vec::new(),
         false => vec![seed; with_data * BLOCK_BYTES],
     };
-    let crcs = data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
+    let crcs = block_crcs(&data);
     ReadAnswer { applied: read.token, states, crcs, data: data.into() }
 }
 

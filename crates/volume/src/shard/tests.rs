@@ -255,7 +255,6 @@ fn what_a_leader_accepts_in_one_pass_is_bounded() {
         turn(&mut shard, 100 * tick, []);
     }
     let write = |number: u64| {
-        let data = vec![0; 2 * BLOCK_BYTES];
         let op = Op::Blocks(BlockOp {
             volume: VOLUME,
             epoch: AttachEpoch(1),
@@ -263,10 +262,7 @@ fn what_a_leader_accepts_in_one_pass_is_bounded() {
             number: Sequence(number),
             floor_distance: number as u32 - 1,
             range: BlockRange { chunk: ChunkIndex(0), first: 2 * number as u16, blocks: 2 },
-            change: Change::Write {
-                crcs: data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect(),
-                data: data.into(),
-            },
+            change: Change::write(vec![0; 2 * BLOCK_BYTES].into()),
         });
         Input::Client { ticket: number, request: Request::Op { group: GROUP, op } }
     };

@@ -8,7 +8,7 @@ use crate::gateway::group::{Group, Region};
 use crate::gateway::map::RegionIndex;
 use crate::gateway::piece::{Copy, Kind, Piece, Verdict, Wake, Work};
 use crate::gateway::types::{Closed, Failure, Output, ReadPart, SendId, UserId};
-use crate::op::{Attach, BLOCK_BYTES, BlockOp, Change, Op};
+use crate::op::{Attach, BlockOp, Op};
 use crate::request::{Answer, ErrorCode, ReadRequest, Request, RequestError};
 use crate::rules::Rule;
 use crate::types::{Index, ServerId};
@@ -321,7 +321,7 @@ impl Session {
                 self.fail(id, Failure::Refused { code: error.code, text: error.text });
             }
             ErrorCode::BadChecksum => match &piece.work {
-                Work::Change { change, .. } if !is_intact(change) => {
+                Work::Change { change, .. } if change.verify().is_err() => {
                     self.fail(id, Failure::Corrupted);
                 }
                 _ => {
@@ -479,30 +479,5 @@ impl Session {
             _ => {}
         }
         Some(piece)
-    }
-}
-
-/// Whether the blocks of a write still have the checksums of its submission.
-fn is_intact(change: &Change) -> bool {
-    match change {
-        Change::Write { crcs, data } => {
-            data.chunks(BLOCK_BYTES).map(crc32c::crc32c).eq(crcs.iter().copied())
-        }
-        Change::Zero | Change::Discard => true,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use bytes::Bytes;
-
-    use super::*;
-
-    #[test]
-    fn a_write_whose_blocks_have_changed_is_not_intact() {
-        let data = Bytes::from(vec![7; 2 * BLOCK_BYTES]);
-        let crc = crc32c::crc32c(&data[..BLOCK_BYTES]);
-        assert!(is_intact(&Change::Write { crcs: vec![crc, crc], data: data.clone() }));
-        assert!(!is_intact(&Change::Write { crcs: vec![crc, !crc], data }));
     }
 }

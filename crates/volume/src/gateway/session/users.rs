@@ -53,31 +53,23 @@ pub(super) struct User {
 #[derive(Debug)]
 struct Segment {
     blocks: Range<u64>,
-    fill: Fill,
-}
-
-#[derive(Debug)]
-enum Fill {
-    Write { data: Bytes, crcs: Vec<u32> },
-    Zero,
-    Discard,
+    change: Change,
 }
 
 impl Segment {
     /// A write of whole blocks, with their checksums.
     fn write(first: u64, data: Bytes) -> Self {
-        let crcs: Vec<u32> = data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
-        let blocks = first..first + crcs.len() as u64;
-        Self { blocks, fill: Fill::Write { data, crcs } }
+        let blocks = first..first + data.len() as u64 / BLOCK;
+        Self { blocks, change: Change::write(data) }
     }
 
     /// Takes the change of the first `blocks` blocks.
     fn take(&mut self, blocks: u16) -> Change {
         self.blocks.start += u64::from(blocks);
-        match &mut self.fill {
-            Fill::Zero => Change::Zero,
-            Fill::Discard => Change::Discard,
-            Fill::Write { data, crcs } => {
+        match &mut self.change {
+            Change::Zero => Change::Zero,
+            Change::Discard => Change::Discard,
+            Change::Write { data, crcs } => {
                 let rest = crcs.split_off(blocks.into());
                 let data = data.split_to(usize::from(blocks) * BLOCK_BYTES);
                 Change::Write { crcs: std::mem::replace(crcs, rest), data }
@@ -167,7 +159,7 @@ impl Session {
             UserRequest::Discard { .. } => {
                 let whole = offset.div_ceil(BLOCK)..end / BLOCK;
                 if !whole.is_empty() {
-                    let segment = Segment { blocks: whole.clone(), fill: Fill::Discard };
+                    let segment = Segment { blocks: whole.clone(), change: Change::Discard };
                     user.segments.push_back(segment);
                     user.lock = Some(whole);
                 }
@@ -191,7 +183,7 @@ impl Session {
                 user.lock = Some(blocks);
             }
             UserRequest::Zero { .. } => {
-                let segment = Segment { blocks: blocks.clone(), fill: Fill::Zero };
+                let segment = Segment { blocks: blocks.clone(), change: Change::Zero };
                 user.segments.push_back(segment);
                 user.lock = Some(blocks);
             }
@@ -265,7 +257,7 @@ impl Session {
         };
         let first = segment.blocks.start;
         let region = RegionIndex::of_block(first);
-        if matches!(segment.fill, Fill::Discard)
+        if matches!(segment.change, Change::Discard)
             && !self.regions.get(&region).is_some_and(Region::has_group)
         {
             segment.blocks.start = region.end().min(segment.blocks.end);
@@ -274,9 +266,9 @@ impl Session {
             }
             return true;
         }
-        let most = match &segment.fill {
-            Fill::Write { .. } => MAX_WRITE_BLOCKS,
-            Fill::Zero | Fill::Discard => CHUNK_BLOCKS,
+        let most = match &segment.change {
+            Change::Write { .. } => MAX_WRITE_BLOCKS,
+            Change::Zero | Change::Discard => CHUNK_BLOCKS,
         };
         let range = first_part(first, segment.blocks.end, most);
         let change = segment.take(range.blocks);
@@ -412,7 +404,7 @@ impl User {
             self.segments.push_back(edge(blocks.start));
         }
         if !whole.is_empty() {
-            self.segments.push_back(Segment { blocks: whole.clone(), fill: Fill::Zero });
+            self.segments.push_back(Segment { blocks: whole.clone(), change: Change::Zero });
         }
         // In one block, head and tail are the same edge.
         if whole.end < blocks.end && blocks.end > whole.start {

@@ -10,7 +10,7 @@ use crate::gateway::{
     Attachment, Closed, Counters, Done, Extent, Failure, GroupError, GroupReplicas, Output,
     REGION_BLOCKS, RegionIndex, SendId, Session, SessionConfig, UserId, UserRequest,
 };
-use crate::op::{BLOCK_BYTES, BlockOp, Change, Op};
+use crate::op::{BLOCK_BYTES, BlockOp, Change, Op, block_crcs};
 use crate::request::{
     Answer, BlockState, ErrorCode, OpAnswer, ReadAnswer, ReadRequest, Request, RequestError,
 };
@@ -166,7 +166,7 @@ fn view(servers: &[u32]) -> GroupReplicas {
 }
 
 fn blocks(applied: u64, data: &[u8]) -> Answer {
-    let crcs: Vec<u32> = data.chunks(BLOCK_BYTES).map(crc32c::crc32c).collect();
+    let crcs = block_crcs(data);
     Answer::Read(ReadAnswer {
         applied: Index(applied),
         states: vec![BlockState::Data; crcs.len()],
