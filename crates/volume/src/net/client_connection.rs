@@ -13,7 +13,7 @@ use super::dial::{ConnectError, connect};
 use super::error::WireError;
 use super::error_frame::decode_error;
 use super::flow::WRITE_STALL;
-use super::frame::{ConnectionRole, Frame, FrameType, Side};
+use super::frame::{ConnectionRole, Frame, FrameType};
 use super::handshake::{Directory, Features, HandshakeError, Identity, Local};
 use super::io::{End, FrameReader, Pulse};
 use crate::request::{Answer, Request, RequestError};
@@ -52,7 +52,7 @@ impl From<ConnectError> for ConnectFailure {
 
 /// A connection of a gateway or a tool to a server. When it is dropped, the connection ends.
 pub struct ClientConnection {
-    calls: Arc<Calls>,
+    calls: Arc<Mutex<Calls>>,
     control: Arc<Control>,
     window: Arc<Semaphore>,
     window_bytes: usize,
@@ -64,11 +64,6 @@ pub struct ClientConnection {
 /// The calls of a connection.
 #[derive(Default)]
 struct Calls {
-    state: Mutex<CallsState>,
-}
-
-#[derive(Default)]
-struct CallsState {
     next_id: u64,
     to_send: VecDeque<Frame>,
     waiting: HashMap<u64, Waiting>,
@@ -82,11 +77,9 @@ struct Waiting {
     _window: OwnedSemaphorePermit,
 }
 
-struct Requests(Arc<Calls>);
-
-impl Queue for Requests {
+impl Queue for Calls {
     fn take(&mut self) -> Option<Frame> {
-        self.0.state.lock().to_send.pop_front()
+        self.to_send.pop_front()
     }
 }
 
@@ -105,17 +98,15 @@ impl ClientConnection {
         let role = ConnectionRole::Client;
         let (socket, welcome) = connect(local, role, address, expected, directory).await?;
         let (read, write) = socket.into_split();
-        let (calls, control) = (Arc::new(Calls::default()), Arc::new(Control::default()));
+        let (calls, control) = (Arc::<Mutex<Calls>>::default(), Arc::new(Control::default()));
         let pulse = Arc::new(Pulse::new());
         let connection = welcome.connection;
-        let mut reader =
-            FrameReader::new(read, connection, role, Side::Dialer, Some(Arc::clone(&pulse)));
+        let mut reader = FrameReader::new(read, connection, role, Some(Arc::clone(&pulse)));
         let window_bytes = welcome.window_bytes as usize;
         let window = Arc::new(Semaphore::new(window_bytes));
         let open = Open { calls: Arc::clone(&calls), window: Arc::clone(&window) };
         let sending = Arc::clone(&control);
         let task = tokio::spawn(async move {
-            let requests = Mutex::new(Requests(Arc::clone(&open.calls)));
             let receive = async {
                 loop {
                     if let Err(end) = receive(&mut reader, &open.calls).await {
@@ -125,7 +116,7 @@ impl ClientConnection {
             };
             let end = tokio::select! {
                 end = receive => end,
-                end = send(&sending, &requests, write, connection, Some(pulse), WRITE_STALL) => end,
+                end = send(&sending, &open.calls, write, connection, Some(pulse), WRITE_STALL) => end,
             };
             tracing::debug!(%end, "connection to a volume server ended");
             drop(open);
@@ -153,7 +144,7 @@ impl ClientConnection {
 
     /// Whether all calls fail with [`CallError::Closed`].
     pub fn is_closed(&self) -> bool {
-        self.calls.state.lock().is_closed
+        self.calls.lock().is_closed
     }
 
     /// Sends a request and waits for its answer. Waits first until the window has space for it;
@@ -173,15 +164,15 @@ impl ClientConnection {
         let window = window.map_err(|_| CallError::Closed)?;
         let (reply, answer) = oneshot::channel();
         {
-            let state = &mut *self.calls.state.lock();
-            if state.is_closed {
+            let calls = &mut *self.calls.lock();
+            if calls.is_closed {
                 return Err(CallError::Closed);
             }
-            state.next_id += 1;
+            calls.next_id += 1;
             let expected = Expected::of(request);
             let waiting = Waiting { expected, reply, _window: window };
-            state.waiting.insert(state.next_id, waiting);
-            state.to_send.push_back(frame.with_request_id(state.next_id));
+            calls.waiting.insert(calls.next_id, waiting);
+            calls.to_send.push_back(frame.with_request_id(calls.next_id));
         }
         self.control.wake();
         match answer.await {
@@ -199,32 +190,32 @@ impl Drop for ClientConnection {
 
 /// Fails all calls when the connection ends.
 struct Open {
-    calls: Arc<Calls>,
+    calls: Arc<Mutex<Calls>>,
     window: Arc<Semaphore>,
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let calls = {
-            let state = &mut *self.calls.state.lock();
-            state.is_closed = true;
-            state.to_send.clear();
-            std::mem::take(&mut state.waiting)
+        let waiting = {
+            let calls = &mut *self.calls.lock();
+            calls.is_closed = true;
+            calls.to_send.clear();
+            std::mem::take(&mut calls.waiting)
         };
         self.window.close();
         // Their senders wake the callers.
-        drop(calls);
+        drop(waiting);
     }
 }
 
 /// Receives an answer and completes its call.
-async fn receive(reader: &mut FrameReader, calls: &Calls) -> Result<(), End> {
+async fn receive(reader: &mut FrameReader, calls: &Mutex<Calls>) -> Result<(), End> {
     let header = reader.header().await?;
     let id = header.request_id;
     // Nothing is read for an answer to nothing.
     let expected = match header.kind {
         FrameType::Pong | FrameType::Close => None,
-        _ => match calls.state.lock().waiting.get(&id).map(|waiting| waiting.expected) {
+        _ => match calls.lock().waiting.get(&id).map(|waiting| waiting.expected) {
             Some(expected) if expected.is_answered_by(&header) => Some(expected),
             _ => return Err(WireError::field("request id of an answer", id).into()),
         },
@@ -239,7 +230,7 @@ async fn receive(reader: &mut FrameReader, calls: &Calls) -> Result<(), End> {
         return Ok(());
     };
     let answer = decode_answer(&frame, expected)?;
-    if let Some(waiting) = calls.state.lock().waiting.remove(&id) {
+    if let Some(waiting) = calls.lock().waiting.remove(&id) {
         // A caller that has gone does not want it.
         let _ = waiting.reply.send(answer);
     }

@@ -11,7 +11,7 @@ use super::client_queue::{Client, ClientQueue, Violation};
 use super::connection::{Control, send};
 use super::error::WireError;
 use super::flow::{PING_AFTER, SILENCE, WRITE_STALL};
-use super::frame::{ConnectionRole, FrameType, Header, Side};
+use super::frame::{ConnectionRole, FrameType, Header};
 use super::handshake::Features;
 use super::host::{Held, NetEvent};
 use super::io::{End, FrameReader};
@@ -66,7 +66,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, accepted: Accepted, slot: OwnedS
     let _listed = Listed { shared, id, held: Held::new(Arc::new(slot)) };
     let (read, write) = socket.into_split();
     let role = ConnectionRole::Client;
-    let reader = FrameReader::new(read, connection, role, Side::Acceptor, None);
+    let reader = FrameReader::new(read, connection, role, None);
     let mut requests = Requests { shared, id, features, reader, control: &control, queue: &queue };
     let sending = send(&control, &queue, write, connection, None, WRITE_STALL);
     let receive = async {

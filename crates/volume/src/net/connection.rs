@@ -75,6 +75,13 @@ pub(super) trait Queue {
     fn take(&mut self) -> Option<Frame>;
 }
 
+/// The queue of an end that sends one frame, or none, beside `Ping`, `Pong` and `Close`.
+impl Queue for Option<Frame> {
+    fn take(&mut self) -> Option<Frame> {
+        Option::take(self)
+    }
+}
+
 /// Sends what `queue` has until the connection ends. A dialer has a pulse.
 pub(super) async fn send(
     control: &Control,

@@ -340,7 +340,6 @@ impl Hello {
     pub fn judge(
         &self,
         local: &Local,
-        serves: impl Fn(ConnectionRole) -> bool,
         directory: &mut Directory,
     ) -> Result<ConnectionRole, ErrorCode> {
         if self.cluster != local.cluster {
@@ -351,9 +350,8 @@ impl Hello {
             return Err(ErrorCode::WrongServer);
         }
         let role = ConnectionRole::from_number(self.role).ok_or(ErrorCode::Role)?;
-        let is_agreed =
-            role != ConnectionRole::Pull || self.features.and(local.features).has(Features::PULLS);
-        if !serves(role) || !is_agreed {
+        let features = self.features.and(local.features);
+        if role == ConnectionRole::Pull && !features.has(Features::PULLS) {
             return Err(ErrorCode::Role);
         }
         match (role, &self.identity) {

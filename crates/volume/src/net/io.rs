@@ -92,8 +92,7 @@ pub(super) struct FrameReader {
     socket: BufReader<OwnedReadHalf>,
     connection: ConnectionId,
     role: ConnectionRole,
-    side: Side,
-    /// Of a dialer.
+    /// Of a dialer; `None` for an acceptor.
     pulse: Option<Arc<Pulse>>,
 }
 
@@ -102,10 +101,9 @@ impl FrameReader {
         socket: OwnedReadHalf,
         connection: ConnectionId,
         role: ConnectionRole,
-        side: Side,
         pulse: Option<Arc<Pulse>>,
     ) -> Self {
-        Self { socket: BufReader::new(socket), connection, role, side, pulse }
+        Self { socket: BufReader::new(socket), connection, role, pulse }
     }
 
     /// Reads the header of the next frame. Not more than it is in memory until the body is read.
@@ -120,7 +118,8 @@ impl FrameReader {
             }
             self.received();
         }
-        Ok(Header::decode(&header, self.connection, self.role, self.side)?)
+        let side = if self.pulse.is_some() { Side::Dialer } else { Side::Acceptor };
+        Ok(Header::decode(&header, self.connection, self.role, side)?)
     }
 
     /// Reads the body of a frame. The permit is held until the last slice of its buffers is

@@ -15,7 +15,7 @@ use super::connection::{Control, Queue, send};
 use super::dial::{ConnectError, connect};
 use super::error_frame::decode_error;
 use super::flow::{BackOff, SILENCE, WRITE_STALL};
-use super::frame::{ConnectionRole, Frame, FrameType, Side};
+use super::frame::{ConnectionRole, Frame, FrameType};
 use super::handshake::{Identity, Welcome};
 use super::host::{Held, NetEvent};
 use super::io::{End, FrameReader, Pulse};
@@ -174,8 +174,7 @@ async fn run(
     let pulse = Arc::new(Pulse::new());
     let frames = Mutex::new(PeerFrames { outbound: Arc::clone(outbound) });
     let (connection, role) = (welcome.connection, ConnectionRole::Peer);
-    let mut reader =
-        FrameReader::new(read, connection, role, Side::Dialer, Some(Arc::clone(&pulse)));
+    let mut reader = FrameReader::new(read, connection, role, Some(Arc::clone(&pulse)));
     let receive = async {
         loop {
             if let Err(end) = receive_pong(&mut reader).await {
@@ -208,8 +207,8 @@ pub(super) async fn serve(shared: &Arc<Shared>, accepted: Accepted, peer: Identi
     let _registration = shared.register(peer.server, peer.opening.mark, true, &control);
     let (read, write) = socket.into_split();
     let role = ConnectionRole::Peer;
-    let mut reader = FrameReader::new(read, connection, role, Side::Acceptor, None);
-    let nothing = Mutex::new(Nothing);
+    let mut reader = FrameReader::new(read, connection, role, None);
+    let nothing = Mutex::new(None::<Frame>);
     let sending = send(&control, &nothing, write, connection, None, WRITE_STALL);
     let receive = async {
         loop {
@@ -221,15 +220,6 @@ pub(super) async fn serve(shared: &Arc<Shared>, accepted: Accepted, peer: Identi
     let end = end_of(&control, receive, sending).await;
     tracing::debug!(server = %peer.server, %end, "connection of a server ended");
     reader.drain().await;
-}
-
-/// The queue of an end that sends only `Pong` and `Close`.
-struct Nothing;
-
-impl Queue for Nothing {
-    fn take(&mut self) -> Option<Frame> {
-        None
-    }
 }
 
 /// Receives a frame. The socket is always read, or raft would also miss heartbeats: what exceeds

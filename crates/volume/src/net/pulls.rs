@@ -8,12 +8,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::connection::{Control, Queue, send};
+use super::connection::{Control, send};
 use super::dial::{ConnectError, connect};
 use super::error::WireError;
 use super::error_frame::decode_error;
 use super::flow::SILENCE;
-use super::frame::{ConnectionRole, Frame, FrameType, Side};
+use super::frame::{ConnectionRole, FrameType};
 use super::handshake::{Directory, HandshakeError, Identity, Local};
 use super::host::NetEvent;
 use super::io::{End, FrameReader, Pulse};
@@ -41,7 +41,7 @@ pub(super) async fn serve(
     let _registration = shared.register(peer.server, mark, false, &stream.control);
     let (read, write) = socket.into_split();
     let role = ConnectionRole::Pull;
-    let mut reader = FrameReader::new(read, connection, role, Side::Acceptor, None);
+    let mut reader = FrameReader::new(read, connection, role, None);
     let slot = Mutex::new(Slot(Arc::clone(&stream)));
     let sending = send(&stream.control, &slot, write, connection, None, STALL);
     let receive = async {
@@ -127,14 +127,13 @@ impl PullStream {
         let (read, write) = socket.into_split();
         let pulse = Arc::new(Pulse::new());
         let connection = welcome.connection;
-        let queue = Mutex::new(Once(Some(pull.encode())));
+        let queue = Mutex::new(Some(pull.encode()));
         let sending = Some(Arc::clone(&pulse));
         let sender = tokio::spawn(async move {
             send(&Control::default(), &queue, write, connection, sending, STALL).await
         });
         pulse.pause();
-        let reader =
-            FrameReader::new(read, connection, role, Side::Dialer, Some(Arc::clone(&pulse)));
+        let reader = FrameReader::new(read, connection, role, Some(Arc::clone(&pulse)));
         Ok(Self { reader, pulse, sender: Some(sender) })
     }
 
@@ -181,14 +180,5 @@ impl Drop for PullStream {
         if let Some(sender) = &self.sender {
             sender.abort();
         }
-    }
-}
-
-/// A queue of one frame.
-struct Once(Option<Frame>);
-
-impl Queue for Once {
-    fn take(&mut self) -> Option<Frame> {
-        self.0.take()
     }
 }

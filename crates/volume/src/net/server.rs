@@ -159,12 +159,6 @@ impl Net {
     }
 }
 
-impl Drop for Net {
-    fn drop(&mut self) {
-        self.dialers.lock().clear();
-    }
-}
-
 fn report(ended: Result<(), tokio::task::JoinError>) {
     if let Err(error) = ended
         && error.is_panic()
@@ -229,7 +223,7 @@ async fn judge(
     shared: &Shared,
     hello: &Hello,
 ) -> Result<(ConnectionRole, Option<OwnedSemaphorePermit>), ErrorCode> {
-    let judge = || hello.judge(&shared.local, |_| true, &mut shared.directory.lock());
+    let judge = || hello.judge(&shared.local, &mut shared.directory.lock());
     let mut judged = judge();
     if let (Err(ErrorCode::UnknownServer), Some(peer)) = (judged, &hello.identity) {
         let _one = shared.look_ups.lock().await;
