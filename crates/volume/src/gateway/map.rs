@@ -1,8 +1,11 @@
 //! Where the blocks of a volume are: regions, which are groups, and chunks.
 
 use crate::group::REGION_CHUNKS;
-use crate::op::{BlockRange, CHUNK_BLOCKS};
+use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
 use crate::types::ChunkIndex;
+
+/// Bytes of a block.
+pub(super) const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// Blocks of a region: 64 GiB.
 pub const REGION_BLOCKS: u64 = REGION_CHUNKS as u64 * CHUNK_BLOCKS as u64;

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::types::UserId;
 use crate::types::Sequence;
 use crate::window::WINDOW_NUMBERS;
 
@@ -15,7 +16,7 @@ pub(super) struct Numbers {
     completed: VecDeque<bool>,
     /// Failed ops whose number the floor has not passed, with their requests, whose ranges stay
     /// locked.
-    failed: BTreeMap<u64, u64>,
+    failed: BTreeMap<Sequence, UserId>,
 }
 
 impl Default for Numbers {
@@ -50,16 +51,16 @@ impl Numbers {
 
     /// Records that the error of the number's op is reported. `request` stays locked until
     /// [`Numbers::next_passed`] returns it.
-    pub(super) fn fail(&mut self, number: Sequence, request: u64) {
-        self.failed.insert(number.0, request);
+    pub(super) fn fail(&mut self, number: Sequence, request: UserId) {
+        self.failed.insert(number, request);
         self.complete(number);
     }
 
     /// Removes a failed op whose number the floor has passed, and returns its request. No later op
     /// of this group can be overwritten by a late copy of it.
-    pub(super) fn next_passed(&mut self) -> Option<u64> {
+    pub(super) fn next_passed(&mut self) -> Option<UserId> {
         let entry = self.failed.first_entry()?;
-        (*entry.key() < self.floor).then(|| entry.remove())
+        (entry.key().0 < self.floor).then(|| entry.remove())
     }
 
     /// The number of numbers from the floor on that were given to ops.
@@ -88,13 +89,13 @@ mod tests {
     fn a_failed_op_keeps_its_range_until_the_floor_has_passed_it() {
         let mut numbers = Numbers::default();
         (0..3).for_each(|_| assert!(numbers.allocate().is_some()));
-        numbers.fail(Sequence(2), 77);
+        numbers.fail(Sequence(2), UserId(77));
         assert_eq!(numbers.next_passed(), None, "the first number is below it");
         numbers.complete(Sequence(1));
-        assert_eq!(numbers.next_passed(), Some(77));
+        assert_eq!(numbers.next_passed(), Some(UserId(77)));
         assert_eq!(numbers.next_passed(), None);
-        numbers.fail(Sequence(3), 78);
-        assert_eq!(numbers.next_passed(), Some(78));
+        numbers.fail(Sequence(3), UserId(78));
+        assert_eq!(numbers.next_passed(), Some(UserId(78)));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
-use super::map::RegionIndex;
+use super::map::{BLOCK, RegionIndex};
 use crate::op::BLOCK_BYTES;
 use crate::request::{BlockState, ErrorCode, Request};
 use crate::rules::Broken;
@@ -255,8 +255,6 @@ pub(super) struct ReadPart {
     /// The blocks with data; empty if only states were requested.
     pub(super) data: Bytes,
 }
-
-const BLOCK: u64 = BLOCK_BYTES as u64;
 
 impl ReadPart {
     /// The extents of the bytes `offset..end` of the volume. Blocks that no part has are absent.

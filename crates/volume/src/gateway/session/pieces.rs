@@ -331,8 +331,8 @@ impl Session {
                 }
             },
             ErrorCode::Busy => {
-                let wish = Duration::from_millis(error.retry_after_ms.into());
-                let delay = wish.clamp(BUSY_DELAY.0, BUSY_DELAY.1);
+                let requested = Duration::from_millis(error.retry_after_ms.into());
+                let delay = requested.clamp(BUSY_DELAY.0, BUSY_DELAY.1);
                 let part = self.random.below(251) as f64 / 1000.0;
                 self.set_wake(id, self.now + delay.mul_f64(1.0 + part), Wake::Again(server));
             }
@@ -447,7 +447,7 @@ impl Session {
         let Work::Change { number: Some(number), .. } = piece.work else { return };
         let Some(group) = self.group(piece.region) else { return };
         if keeps_range {
-            group.numbers.fail(number, user.0);
+            group.numbers.fail(number, user);
             self.hold_range(user);
         } else {
             group.numbers.complete(number);

@@ -8,14 +8,12 @@ use bytes::{Bytes, BytesMut};
 
 use super::{Phase, Session, Timer};
 use crate::gateway::group::Region;
-use crate::gateway::map::{RegionIndex, first_part};
+use crate::gateway::map::{BLOCK, RegionIndex, first_part};
 use crate::gateway::piece::{Kind, Piece, Work};
 use crate::gateway::types::{Done, Failure, Output, ReadPart, UserId, UserRequest};
 use crate::op::{BLOCK_BYTES, CHUNK_BLOCKS, Change, MAX_WRITE_BLOCKS};
 use crate::request::MAX_READ_BLOCKS;
 use crate::rules::Rule;
-
-const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// Greatest number of pieces of a request at a time.
 const MAX_PIECES: usize = 64;
@@ -353,8 +351,7 @@ impl Session {
     }
 
     /// Takes back one [`Session::hold_range`].
-    pub(super) fn free_range(&mut self, request: u64) {
-        let id = UserId(request);
+    pub(super) fn free_range(&mut self, id: UserId) {
         if let Some(user) = self.users.get_mut(&id) {
             user.held -= 1;
             self.unlock_if_settled(id);
