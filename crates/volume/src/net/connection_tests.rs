@@ -7,15 +7,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use raft::eraftpb::{Entry, Message, MessageType};
+use raft::eraftpb::MessageType;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-use super::tests::{entry_of, read_answer, write};
+use super::tests::{message_of, read_answer_of, read_request, write, write_entry};
 use super::*;
-use crate::op::{BlockRange, block_crcs};
+use crate::op::block_crcs;
 use crate::request::*;
 use crate::types::*;
 use crate::{BLOCK_BYTES, Op};
@@ -154,34 +154,15 @@ pub(super) fn close_code(frames: &[Received]) -> Option<ErrorCode> {
 }
 
 pub(super) fn heartbeat(term: u64) -> GroupMessage {
-    let mut message = Message { from: 1, to: 2, term, ..Message::default() };
-    message.set_msg_type(MessageType::MsgHeartbeat);
+    let message = message_of(MessageType::MsgHeartbeat, 1, 2, term);
     GroupMessage { group: GroupId(5), message }
 }
 
 pub(super) fn append(blocks: u16, index: u64) -> GroupMessage {
-    let mut message = Message { from: 1, to: 2, term: 3, log_term: 1, index, ..Message::default() };
-    message.set_msg_type(MessageType::MsgAppend);
-    let entry = Entry { term: 2, index: index + 1, ..entry_of(&write(blocks, index as u8, index)) };
-    message.entries = vec![entry].into();
+    let mut message = message_of(MessageType::MsgAppend, 1, 2, 3);
+    (message.index, message.log_term) = (index, 1);
+    message.entries = vec![write_entry(index + 1, 2, blocks)].into();
     GroupMessage { group: GroupId(5), message }
-}
-
-pub(super) fn read_request(blocks: u16) -> Request {
-    Request::Read(ReadRequest {
-        group: GroupId(1),
-        epoch: AttachEpoch(1),
-        token: Index(0),
-        volume: VolumeId(1),
-        layer: Layer(0),
-        range: BlockRange { chunk: ChunkIndex(0), first: 0, blocks },
-        states_only: false,
-    })
-}
-
-pub(super) fn read_answer_of(request: &Request, seed: u8) -> Answer {
-    let Request::Read(read) = request else { panic!("{request:?}") };
-    Answer::Read(read_answer(read, &[2; 256], seed))
 }
 
 async fn peer_messages(server: &mut TestServer) -> (Vec<GroupMessage>, Held) {

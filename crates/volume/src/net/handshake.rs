@@ -1,5 +1,5 @@
-//! The handshake: who the two ends of a connection are, and whether they may talk. The checks are
-//! functions of both messages and of what is known of the servers.
+//! The handshake: the identities of both ends of a connection, and whether each accepts the other.
+//! The checks are functions of both messages and of what is known of the servers.
 //! `docs/format/volume-wire.md`, section 2.
 
 use std::collections::BTreeMap;

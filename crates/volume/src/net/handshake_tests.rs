@@ -10,19 +10,13 @@ use crate::types::ServerId;
 const CONNECTION: ConnectionId = ConnectionId([7; 8]);
 
 fn opening(server: u32, mark: u64, run: u128) -> ServerRecord {
-    let store = Uuid::from_u128(u128::from(server));
-    let wal = Uuid::from_u128(100 + u128::from(server));
-    ServerRecord { store, wal, mark, incarnation: Uuid::from_u128(run) }
+    let incarnation = Uuid::from_u128(run);
+    ServerRecord { incarnation, ..connection_tests::opening(server, mark) }
 }
 
 fn local(server: u32, mark: u64, run: u128) -> Local {
     let identity = Identity { server: ServerId(server), opening: opening(server, mark, run) };
-    Local {
-        cluster: [5; 16],
-        identity: Some(identity),
-        features: Features::PULLS,
-        window_bytes: MIN_WINDOW_BYTES,
-    }
+    Local { identity: Some(identity), ..connection_tests::local(server, mark) }
 }
 
 /// Servers 1 and 2, at mark 10 of run 1.
@@ -64,7 +58,7 @@ fn each_check_has_its_code_and_its_position() {
         let identity = Some(Identity { server: ServerId(1), opening });
         assert_eq!(check(Hello { identity, ..good }), Err(ErrorCode::WrongServer));
     }
-    // A peer says who it is, a client does not.
+    // A peer states an identity, a client does not.
     assert_eq!(check(Hello { identity: None, ..good }), Err(ErrorCode::UnknownServer));
     let client = Hello { role: ConnectionRole::Client as u16, identity: None, ..good };
     assert_eq!(check(client), Ok(ConnectionRole::Client));
@@ -100,7 +94,7 @@ fn only_the_newest_opening_is_accepted() {
 }
 
 #[test]
-fn a_dialer_checks_whom_it_has_reached() {
+fn a_dialer_checks_the_server_that_it_has_reached() {
     let good_hello = hello(10, 1);
     let good = Welcome::new(&local(2, 10, 1), Some(&good_hello), Ok(()));
     let check = |welcome: Welcome| welcome.judge(&good_hello, Some(&mut directory()));

@@ -6,8 +6,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::connection_tests::*;
-use super::messages::MessagesFrame;
-use super::tests::write;
+use super::tests::{frame_of, read_answer_of, read_request, write};
 use super::*;
 use crate::request::{ErrorCode, Request};
 use crate::types::{GroupId, ServerId};
@@ -160,9 +159,7 @@ async fn frames_that_are_not_valid_close_the_connection_with_the_reason() {
     let mut blocks = append.message.entries[0].context.to_vec();
     blocks[5000] ^= 1;
     append.message.entries[0].context = blocks.into();
-    let mut frame = MessagesFrame::new(FrameType::Raft, SenderState::default());
-    frame.push(&append, 0).unwrap();
-    send_by_hand(&mut socket, frame.finish()).await;
+    send_by_hand(&mut socket, frame_of(append)).await;
     let frames = read_to_end(&mut socket, ConnectionRole::Peer).await;
     assert_eq!(close_code(&frames), Some(ErrorCode::BadChecksum));
     assert_serves(&mut server).await;
@@ -195,9 +192,7 @@ async fn a_request_with_a_bad_block_or_an_unknown_op_is_answered() {
 async fn a_connection_cut_in_a_frame_leaves_nothing() {
     let mut server = TestServer::start(1, NetLimits::default()).await;
     let free = server.net.shared.entry_bytes.available_permits();
-    let mut frame = MessagesFrame::new(FrameType::Raft, SenderState::default());
-    frame.push(&append(100, 1), 0).unwrap();
-    let bytes: Vec<u8> = frame.finish().encode(HAND).concat();
+    let bytes = frame_of(append(100, 1)).encode(HAND).concat();
     for len in [10, 32, 100, 5000, bytes.len() - 1] {
         let (mut socket, _) =
             dial_by_hand(&server.address, &local(2, 10), ConnectionRole::Peer).await;
@@ -294,6 +289,13 @@ async fn a_client_that_never_reads_is_closed_by_time() {
     assert_serves(&mut server).await;
 }
 
+async fn read_pong(socket: &mut TcpStream, role: ConnectionRole) {
+    let mut pong = [0; HEADER_BYTES];
+    socket.read_exact(&mut pong).await.unwrap();
+    let pong = Header::decode(&pong, HAND, role, Side::Dialer).unwrap();
+    assert_eq!(pong.kind, FrameType::Pong);
+}
+
 /// The budget of all clients: nothing is read above it, and the ends know that the server is there.
 #[tokio::test]
 async fn no_client_is_read_while_too_much_is_queued() {
@@ -307,10 +309,7 @@ async fn no_client_is_read_while_too_much_is_queued() {
     let (.., held) = server.request().await;
     send_by_hand(&mut second, encode_request(1, &request)).await;
     // A sign of life after a second, and no request.
-    let mut pong = [0; HEADER_BYTES];
-    second.read_exact(&mut pong).await.unwrap();
-    let pong = Header::decode(&pong, HAND, role, Side::Dialer).unwrap();
-    assert_eq!(pong.kind, FrameType::Pong);
+    read_pong(&mut second, role).await;
     assert!(server.events.try_recv().is_err());
     drop(held);
     let (_, _, received, _) = server.request().await;
@@ -326,8 +325,7 @@ async fn a_silent_dialer_is_closed() {
         let (mut socket, _) = dial_by_hand(&server.address, &local, role).await;
         // The connection is served once it has answered.
         send_by_hand(&mut socket, Frame::ping(1)).await;
-        let mut pong = [0; HEADER_BYTES];
-        socket.read_exact(&mut pong).await.unwrap();
+        read_pong(&mut socket, role).await;
         tokio::time::pause();
         let started = tokio::time::Instant::now();
         assert_eq!(read_to_end(&mut socket, role).await.len(), 0);
@@ -337,23 +335,25 @@ async fn a_silent_dialer_is_closed() {
     }
 }
 
+/// Accepts a connection as server 1.
+async fn accept_by_hand(listener: &TcpListener) -> (TcpStream, Hello) {
+    let (mut socket, _) = listener.accept().await.unwrap();
+    let mut bytes = [0; HANDSHAKE_BYTES];
+    socket.read_exact(&mut bytes).await.unwrap();
+    let hello = Hello::decode(&bytes).unwrap();
+    let welcome = Welcome::new(&local(1, 10), Some(&hello), Ok(()));
+    socket.write_all(&welcome.encode()).await.unwrap();
+    (socket, hello)
+}
+
 /// A server that accepts connections and is stopped then: no reset arrives, and no answer.
 #[tokio::test]
 async fn a_silent_server_is_given_up() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let accept = async {
-        let (mut socket, _) = listener.accept().await.unwrap();
-        let mut bytes = [0; HANDSHAKE_BYTES];
-        socket.read_exact(&mut bytes).await.unwrap();
-        let hello = Hello::decode(&bytes).unwrap();
-        let welcome = Welcome::new(&local(1, 10), Some(&hello), Ok(()));
-        socket.write_all(&welcome.encode()).await.unwrap();
-        socket
-    };
     let local = client();
     let connect = ClientConnection::connect(&local, &address, None, None);
-    let (connection, _socket) = tokio::join!(connect, accept);
+    let (connection, _accepted) = tokio::join!(connect, accept_by_hand(&listener));
     let connection = connection.unwrap();
     tokio::time::pause();
     let started = tokio::time::Instant::now();
@@ -368,12 +368,7 @@ async fn an_answer_to_nothing_closes_the_connection() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let accept = async {
-        let (mut socket, _) = listener.accept().await.unwrap();
-        let mut bytes = [0; HANDSHAKE_BYTES];
-        socket.read_exact(&mut bytes).await.unwrap();
-        let hello = Hello::decode(&bytes).unwrap();
-        let welcome = Welcome::new(&local(1, 10), Some(&hello), Ok(()));
-        socket.write_all(&welcome.encode()).await.unwrap();
+        let (mut socket, hello) = accept_by_hand(&listener).await;
         let request = read_request(2);
         let answer = Ok(read_answer_of(&request, 1));
         let frame = encode_answer(FrameType::ReadAnswer, 99, &answer);

@@ -552,7 +552,7 @@ fn read_entries(
     body: &Bytes,
     blocks: &mut Blocks,
 ) -> Result<Option<u8>, WireError> {
-    // Raft takes term 0 beyond the end of its log as a match.
+    // Raft treats term 0 beyond the end of its log as a match.
     if (message.log_term == 0) != (message.index == 0) {
         return Err(WireError::field("log term of an append", message.log_term));
     }

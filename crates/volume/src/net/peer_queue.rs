@@ -130,15 +130,14 @@ fn fill(frame: &mut MessagesFrame, queue: &mut VecDeque<GroupMessage>) -> usize 
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use raft::eraftpb::{Entry, Message};
+    use raft::eraftpb::Entry;
 
     use super::*;
+    use crate::net::tests::message_of;
     use crate::types::GroupId;
 
     fn message(kind: MessageType) -> GroupMessage {
-        let mut message = Message { from: 1, to: 2, term: 3, ..Message::default() };
-        message.set_msg_type(kind);
-        GroupMessage { group: GroupId(1), message }
+        GroupMessage { group: GroupId(1), message: message_of(kind, 1, 2, 3) }
     }
 
     /// An append with entries of one block of data each.

@@ -201,9 +201,7 @@ proptest! {
         bit: prop::sample::Index,
         other_connection: [u8; 8],
     ) {
-        let mut queue = PeerQueue::default();
-        queue.push(GroupMessage { group: GroupId(1), message }).unwrap();
-        let bytes = bytes_of(queue.next(SenderState::default()).unwrap());
+        let bytes = bytes_of(frame_of(GroupMessage { group: GroupId(1), message }));
         let decode = |bytes: &Bytes, connection| {
             let (frame, _) = Received::parse(bytes, connection, ConnectionRole::Peer, Acceptor)?;
             PeerFrame::decode(&frame, Entries::Keep)

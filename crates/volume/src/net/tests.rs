@@ -35,6 +35,13 @@ pub(super) fn receive_peer(frame: Frame) -> Result<PeerFrame, WireError> {
     PeerFrame::decode(&receive(frame, ConnectionRole::Peer, Acceptor)?, Entries::Keep)
 }
 
+/// The first frame of a queue with one message.
+pub(super) fn frame_of(message: GroupMessage) -> Frame {
+    let mut queue = PeerQueue::default();
+    assert_eq!(queue.push(message), Ok(Pushed::Queued));
+    queue.next(SenderState::default()).unwrap()
+}
+
 /// Sends messages through a queue and receives its frames.
 pub(super) fn send(messages: &[GroupMessage]) -> Vec<Messages> {
     let mut queue = PeerQueue::default();
@@ -66,18 +73,33 @@ pub(super) fn write(blocks: u16, seed: u8, number: u64) -> Op {
 }
 
 pub(super) fn entry_of(op: &Op) -> Entry {
-    let mut entry =
-        Entry { data: op.encode_head().into(), context: op.blocks(), ..Entry::default() };
-    if matches!(op, Op::Configuration(_)) {
-        entry.set_entry_type(EntryType::EntryConfChangeV2);
-    }
-    entry
+    let entry_type = match op {
+        Op::Configuration(_) => EntryType::EntryConfChangeV2,
+        _ => EntryType::EntryNormal,
+    };
+    let (data, context) = (op.encode_head().into(), op.blocks());
+    Entry { entry_type, data, context, ..Entry::default() }
 }
 
-pub(super) fn message_of(kind: MessageType, from: u64, to: u64, term: u64) -> Message {
-    let mut message = Message { from, to, term, ..Message::default() };
-    message.set_msg_type(kind);
-    message
+/// An entry with a write.
+pub(super) fn write_entry(index: u64, term: u64, blocks: u16) -> Entry {
+    Entry { index, term, ..entry_of(&write(blocks, index as u8, index)) }
+}
+
+pub(super) fn message_of(msg_type: MessageType, from: u64, to: u64, term: u64) -> Message {
+    Message { msg_type, from, to, term, ..Message::default() }
+}
+
+pub(super) fn read_request(blocks: u16) -> Request {
+    Request::Read(ReadRequest {
+        group: GroupId(1),
+        epoch: AttachEpoch(1),
+        token: Index(0),
+        volume: VolumeId(1),
+        layer: Layer(0),
+        range: BlockRange { chunk: ChunkIndex(0), first: 0, blocks },
+        states_only: false,
+    })
 }
 
 pub(super) fn read_answer(read: &ReadRequest, states: &[u8], seed: u8) -> ReadAnswer {
@@ -94,6 +116,12 @@ pub(super) fn read_answer(read: &ReadRequest, states: &[u8], seed: u8) -> ReadAn
     };
     let crcs = block_crcs(&data);
     ReadAnswer { applied: read.token, states, crcs, data: data.into() }
+}
+
+/// The answer to a read of blocks that all have data.
+pub(super) fn read_answer_of(request: &Request, seed: u8) -> Answer {
+    let Request::Read(read) = request else { panic!("{request:?}") };
+    Answer::Read(read_answer(read, &[2; 256], seed))
 }
 
 /// The example of the document.
@@ -113,11 +141,7 @@ fn append_of(entries: Vec<Entry>) -> GroupMessage {
 
 #[test]
 fn an_append_that_does_not_fit_is_split_at_its_entries() {
-    let entries = (0..5).map(|n| {
-        let mut entry = entry_of(&write(100, n as u8, n + 1));
-        (entry.index, entry.term) = (11 + n, 5 + n / 2);
-        entry
-    });
+    let entries = (0..5).map(|n| write_entry(11 + n, 5 + n / 2, 100));
     let append = append_of(entries.collect());
     let frames = send(std::slice::from_ref(&append));
     let parts: Vec<_> = frames.iter().flat_map(|frame| &frame.messages).collect();
@@ -129,18 +153,14 @@ fn an_append_that_does_not_fit_is_split_at_its_entries() {
     let entries: Vec<_> = parts.iter().flat_map(|part| part.message.entries.iter()).collect();
     assert!(entries.into_iter().eq(append.message.entries.iter()));
     // Blocks are not copied on the way out.
-    let mut queue = PeerQueue::default();
-    queue.push(append.clone()).unwrap();
-    let buffers = queue.next(SenderState::default()).unwrap().encode(CONNECTION);
+    let buffers = frame_of(append.clone()).encode(CONNECTION);
     assert_eq!(buffers[1].as_ptr(), append.message.entries[0].context.as_ptr());
 }
 
 /// The largest write, and so the largest entry, fits a frame.
 #[test]
 fn the_largest_entry_fits_a_frame() {
-    let mut entry = entry_of(&write(256, 1, 1));
-    (entry.index, entry.term) = (11, 9);
-    let frames = send(&[append_of(vec![entry])]);
+    let frames = send(&[append_of(vec![write_entry(11, 9, 256)])]);
     assert_eq!(frames[0].messages[0].message.entries.len(), 1);
 }
 
@@ -149,10 +169,7 @@ fn with_changed_meta(
     message: &GroupMessage,
     change: impl Fn(&mut Vec<u8>),
 ) -> Result<Messages, WireError> {
-    let mut queue = PeerQueue::default();
-    queue.push(message.clone()).unwrap();
-    let frame = queue.next(SenderState::default()).unwrap();
-    let frame = receive(frame, ConnectionRole::Peer, Acceptor).unwrap();
+    let frame = receive(frame_of(message.clone()), ConnectionRole::Peer, Acceptor).unwrap();
     let mut meta = frame.meta.to_vec();
     change(&mut meta);
     decode_messages(&Received { meta: meta.into(), ..frame }, Entries::Keep)
@@ -191,11 +208,7 @@ fn types_that_are_not_in_the_table_are_refused() {
 
 #[test]
 fn appends_on_which_raft_would_fail_are_refused() {
-    let mut entry = entry_of(&write(1, 1, 1));
-    (entry.index, entry.term) = (11, 5);
-    let mut second = entry.clone();
-    (second.index, second.term) = (12, 6);
-    let append = append_of(vec![entry, second]);
+    let append = append_of(vec![write_entry(11, 5, 1), write_entry(12, 6, 1)]);
     let change = |at: usize, value: u64| {
         with_changed_meta(&append, move |meta| {
             meta[16 + at..16 + at + 8].copy_from_slice(&value.to_le_bytes());
@@ -235,17 +248,13 @@ fn a_block_too_many_is_refused() {
         let data = [&frame.data[..], &[0; BLOCK_BYTES]].concat().into();
         Received { data, ..frame }
     };
-    let mut entry = entry_of(&write(1, 1, 1));
-    (entry.index, entry.term) = (11, 5);
-    let mut queue = PeerQueue::default();
-    queue.push(append_of(vec![entry])).unwrap();
-    let frame = queue.next(SenderState::default()).unwrap();
-    let raft = with_block(frame, ConnectionRole::Peer, Acceptor);
+    let append = frame_of(append_of(vec![write_entry(11, 5, 1)]));
+    let raft = with_block(append, ConnectionRole::Peer, Acceptor);
     assert!(decode_messages(&raft, Entries::Keep).is_err());
     let request = Request::Op { group: GroupId(1), op: write(1, 1, 1) };
     let op = with_block(encode_request(1, &request), ConnectionRole::Client, Acceptor);
     assert!(matches!(decode_request(&op), Err(Refused::Connection(_))));
-    let answer = encode_answer(FrameType::ReadAnswer, 1, &Ok(Answer::Read(read_answer_of_one())));
+    let answer = encode_answer(FrameType::ReadAnswer, 1, &Ok(read_answer_of(&read_request(1), 7)));
     let answer = with_block(answer, ConnectionRole::Client, Dialer);
     let expected = Expected::Read { blocks: 1, states_only: false };
     assert!(decode_answer(&answer, expected).is_err());
@@ -254,17 +263,9 @@ fn a_block_too_many_is_refused() {
     assert!(PullFrame::decode(&batch).is_err());
 }
 
-fn read_answer_of_one() -> ReadAnswer {
-    let data = Bytes::from(vec![7; BLOCK_BYTES]);
-    let crcs = vec![crc32c::crc32c(&data)];
-    ReadAnswer { applied: Index(1), states: vec![BlockState::Data], crcs, data }
-}
-
 #[test]
 fn an_append_with_an_unknown_op_is_dropped_and_the_others_stay() {
-    let mut entry = entry_of(&write(2, 1, 1));
-    (entry.index, entry.term) = (11, 5);
-    let append = append_of(vec![entry]);
+    let append = append_of(vec![write_entry(11, 5, 2)]);
     // The kind of the op is the first byte behind the heads of frame, message and entry.
     let decoded = with_changed_meta(&append, |meta| meta[16 + 80 + 16] = 200).unwrap();
     assert_eq!(decoded.messages, []);
@@ -353,17 +354,8 @@ fn requests_that_a_client_may_not_send_are_answered_or_close_the_connection() {
 
 #[test]
 fn a_damaged_block_of_an_answer_is_an_error_of_the_request() {
-    let read = ReadRequest {
-        group: GroupId(1),
-        epoch: AttachEpoch(0),
-        token: Index(0),
-        volume: VolumeId(1),
-        layer: Layer(0),
-        range: BlockRange { chunk: ChunkIndex(0), first: 0, blocks: 2 },
-        states_only: false,
-    };
-    let request = Request::Read(read);
-    let answer = Ok(Answer::Read(read_answer(&read, &[2, 2], 5)));
+    let request = read_request(2);
+    let answer = Ok(read_answer_of(&request, 5));
     let frame = encode_answer(answer_type(&request), 1, &answer);
     let mut frame = receive(frame, ConnectionRole::Client, Dialer).unwrap();
     let mut data = frame.data.to_vec();

@@ -263,6 +263,10 @@ impl World {
         }
     }
 
+    fn answer_all(&mut self, outcomes: Vec<Outcome>) {
+        outcomes.into_iter().for_each(|(origin, outcome)| self.answer(origin, outcome));
+    }
+
     /// An outcome arrives at the session, unless that has ended.
     fn take_outcome(&mut self, at: usize) -> Check {
         let Some(((session, id), outcome)) = self.outcomes.remove(at) else { return Ok(()) };
@@ -292,7 +296,7 @@ impl World {
     fn elect(&mut self, region: RegionIndex, leader: ServerId) {
         if let Some(cluster) = self.clusters.get_mut(&region) {
             let outcomes = cluster.elect(leader, &mut self.random);
-            outcomes.into_iter().for_each(|(origin, outcome)| self.answer(origin, outcome));
+            self.answer_all(outcomes);
         }
     }
 
@@ -424,7 +428,7 @@ impl World {
                 if let Some(cluster) = self.clusters.get_mut(&region) {
                     let outcomes = cluster.learn(server, &mut self.random);
                     cluster.replicas.get_mut(&server).unwrap().is_exact = true;
-                    outcomes.into_iter().for_each(|(origin, outcome)| self.answer(origin, outcome));
+                    self.answer_all(outcomes);
                 }
             }
         }
@@ -504,7 +508,7 @@ impl World {
             87..89 => {
                 if let Some(cluster) = self.clusters.get_mut(&region) {
                     let outcomes = cluster.learn(server, &mut self.random);
-                    outcomes.into_iter().for_each(|(origin, outcome)| self.answer(origin, outcome));
+                    self.answer_all(outcomes);
                 }
                 Ok(())
             }

@@ -89,7 +89,7 @@ pub(super) struct Cluster {
     pub(super) leader: ServerId,
 }
 
-/// An op that was committed: what it did, where its index is, and who sent it.
+/// An op that was committed, with its effect, its index and its sender.
 #[derive(Debug)]
 pub(super) struct Committed {
     pub(super) op: Op,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use proptest::prelude::*;
 
+use crate::gateway::map::BLOCK;
 use crate::gateway::{
     Attachment, Closed, Counters, Done, Extent, Failure, GroupError, GroupReplicas, Output,
     REGION_BLOCKS, RegionIndex, SendId, Session, SessionConfig, UserId, UserRequest,
@@ -17,7 +18,6 @@ use crate::request::{
 use crate::types::{AttachEpoch, GroupId, Index, Layer, ServerId, VolumeId};
 use crate::window::WINDOW_NUMBERS;
 
-const BLOCK: u64 = BLOCK_BYTES as u64;
 const GROUP: GroupId = GroupId(5);
 const EPOCH: AttachEpoch = AttachEpoch(3);
 const OWN: ServerId = ServerId(2);
@@ -173,6 +173,11 @@ fn blocks(applied: u64, data: &[u8]) -> Answer {
         crcs,
         data: Bytes::copy_from_slice(data),
     })
+}
+
+fn only_states(states: Vec<BlockState>) -> Answer {
+    let (crcs, data) = (Vec::new(), Bytes::new());
+    Answer::Read(ReadAnswer { applied: Index(1), states, crcs, data })
 }
 
 #[test]
@@ -619,8 +624,7 @@ fn status_returns_extents_and_skips_regions_without_group() {
     assert_eq!((read.range.first, read.range.blocks), (1, 11));
     use BlockState::{Absent, Data, Zeros};
     let states = [vec![Data; 3], vec![Zeros; 2], vec![Absent; 6]].concat();
-    let answer = ReadAnswer { applied: Index(1), states, crcs: Vec::new(), data: Bytes::new() };
-    test.outcome(id, Ok(Ok(Answer::Read(answer))));
+    test.outcome(id, Ok(Ok(only_states(states))));
     let extent = |len, state| Extent { len, state };
     let expected = vec![
         extent(3 * BLOCK - 100, Data),
@@ -640,8 +644,7 @@ fn a_status_query_of_a_large_range_ends_early() {
     assert_eq!(test.sent.len(), 64);
     for (id, _, _) in std::mem::take(&mut test.sent) {
         let states = vec![BlockState::Absent; 4096];
-        let answer = ReadAnswer { applied: Index(1), states, crcs: Vec::new(), data: Bytes::new() };
-        test.outcome(id, Ok(Ok(Answer::Read(answer))));
+        test.outcome(id, Ok(Ok(only_states(states))));
     }
     let extent = Extent { len: 64 * 4096 * BLOCK, state: BlockState::Absent };
     assert_eq!(test.completed, [(user, Ok(Done::Status(vec![extent])))]);

@@ -11,14 +11,15 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use tokio::sync::{Semaphore, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::model::{Cluster, SERVERS};
+use crate::gateway::map::BLOCK;
 use crate::gateway::types::SendId;
 use crate::gateway::{
-    Attachment, Closed, Done, Extent, Failure, GroupError, GroupReplicas, Groups, REGION_BLOCKS,
-    RegionIndex, Servers, UserRequest, Volume, VolumeConfig,
+    Attachment, Closed, Completion, Done, Extent, Failure, GroupError, GroupReplicas, Groups,
+    REGION_BLOCKS, RegionIndex, Servers, UserRequest, Volume, VolumeConfig,
 };
 use crate::op::{BLOCK_BYTES, Op};
 use crate::request::{Answer, BlockState, ErrorCode, Request, RequestError};
@@ -27,7 +28,6 @@ use crate::types::{AttachEpoch, GroupId, Layer, ServerId, VolumeId};
 use crate::window::Window;
 
 const VOLUME: VolumeId = VolumeId(4);
-const BLOCK: u64 = BLOCK_BYTES as u64;
 /// The tests use the last blocks of the first region and the first ones of the second.
 const BASE: u64 = REGION_BLOCKS * BLOCK - 8 * BLOCK;
 const SIZE_BYTES: u64 = BASE + 16 * BLOCK;
@@ -183,7 +183,22 @@ fn run<T>(test: impl Future<Output = T>) -> T {
     runtime.enable_time().start_paused(true).build().unwrap().block_on(test)
 }
 
-/// Lets everything happen that happens without waiting for longer.
+fn spawn_write(
+    volume: &Arc<Volume>,
+    offset: u64,
+    data: Vec<u8>,
+) -> JoinHandle<Result<(), Failure>> {
+    let volume = volume.clone();
+    tokio::spawn(async move { volume.write(offset, data.into()).await })
+}
+
+/// A completion, and the result with which it is called.
+fn completion() -> (Completion, oneshot::Receiver<Result<Done, Failure>>) {
+    let (sender, result) = oneshot::channel();
+    (Box::new(move |result| drop(sender.send(result))), result)
+}
+
+/// Waits until only what takes longer than 100 ms is left.
 async fn settle() {
     sleep(Duration::from_millis(100)).await;
 }
@@ -263,17 +278,16 @@ proptest! {
             let volume = Memory::new(seed, 0.1).attach(1, config()).await.unwrap();
             let volume = Arc::new(volume);
             let mut model = Vec::new();
-            let mut writes = JoinSet::new();
+            let mut writes = Vec::new();
             let ends = cuts.iter().copied().chain([3 * BLOCK]);
             for (number, end) in (1_u8..).zip(ends) {
                 let start = model.len() as u64;
                 let data = vec![number; (end - start) as usize];
                 model.extend(&data);
-                let volume = volume.clone();
-                writes.spawn(async move { volume.write(BASE + start, data.into()).await });
+                writes.push(spawn_write(&volume, BASE + start, data));
             }
-            while let Some(result) = writes.join_next().await {
-                result.unwrap().unwrap();
+            for write in writes {
+                write.await.unwrap().unwrap();
             }
             let data = volume.read(BASE, 3 * BLOCK).await.unwrap();
             prop_assert!(data == model);
@@ -290,17 +304,11 @@ fn a_write_whose_future_is_dropped_goes_on_and_keeps_its_lock() {
         volume.write(BASE, vec![1; BLOCK_BYTES].into()).await.unwrap();
         memory.close_gate();
         let sent = memory.state.lock().requests;
-        let first = tokio::spawn({
-            let volume = volume.clone();
-            async move { volume.write(BASE, vec![2; BLOCK_BYTES].into()).await }
-        });
+        let first = spawn_write(&volume, BASE, vec![2; BLOCK_BYTES]);
         settle().await;
         first.abort();
         assert!(first.await.unwrap_err().is_cancelled());
-        let second = tokio::spawn({
-            let volume = volume.clone();
-            async move { volume.write(BASE + 5, vec![3; 1].into()).await }
-        });
+        let second = spawn_write(&volume, BASE + 5, vec![3]);
         settle().await;
         assert_eq!(memory.state.lock().requests, sent + 1, "the second write waits");
         memory.open_gate();
@@ -319,23 +327,16 @@ fn requests_wait_for_memory_in_order_and_a_large_one_goes_alone() {
         let volume = Arc::new(memory.attach(1, blocks).await.unwrap());
         volume.write(BASE, vec![1; BLOCK_BYTES].into()).await.unwrap();
         memory.close_gate();
-        let (sender, mut result) = oneshot::channel();
+        let (completion, mut result) = completion();
         let write = |block: u64, blocks: usize| UserRequest::Write {
             offset: BASE + block * BLOCK,
             data: vec![9; blocks * BLOCK_BYTES].into(),
         };
-        let completion = Box::new(move |result| drop(sender.send(result)));
         assert!(volume.submit(write(0, 2), completion).is_ok());
-        let small = tokio::spawn({
-            let volume = volume.clone();
-            async move { volume.write(BASE + 3 * BLOCK, vec![5; BLOCK_BYTES].into()).await }
-        });
+        let small = spawn_write(&volume, BASE + 3 * BLOCK, vec![5; BLOCK_BYTES]);
         settle().await;
         let (_, refused) = volume.submit(write(4, 2), Box::new(|_| {})).unwrap_err();
-        let large = tokio::spawn({
-            let volume = volume.clone();
-            async move { volume.write(BASE, vec![5; 8 * BLOCK_BYTES].into()).await }
-        });
+        let large = spawn_write(&volume, BASE, vec![5; 8 * BLOCK_BYTES]);
         settle().await;
         let (request, _) = volume.submit(write(4, 1), refused).unwrap_err();
         assert!(matches!(request, UserRequest::Write { .. }), "it does not overtake the large one");
@@ -375,9 +376,8 @@ fn dropping_the_handle_ends_its_requests() {
         let volume = memory.attach(1, config()).await.unwrap();
         volume.write(BASE, vec![1; BLOCK_BYTES].into()).await.unwrap();
         memory.close_gate();
-        let (sender, result) = oneshot::channel();
+        let (completion, result) = completion();
         let read = UserRequest::Read { offset: BASE, len: 1 };
-        let completion = Box::new(move |result| drop(sender.send(result)));
         assert!(volume.submit(read, completion).is_ok());
         drop(volume);
         assert_eq!(result.await.unwrap(), Err(Failure::Detached));
