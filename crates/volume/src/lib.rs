@@ -56,7 +56,9 @@ mod window;
 pub use cluster::{AttachError, AttachOptions, Attached, Cluster};
 pub use fields::FieldError;
 pub use group::{GroupView, REGION_CHUNKS};
-pub use messages::{PeerBody, PeerMessage, PullChunk, PullFrame, PullItem, PullRequest};
+pub use messages::{
+    PeerBody, PeerMessage, PullChunk, PullContent, PullFrame, PullItem, PullRequest,
+};
 pub use op::{
     Attach, BLOCK_BYTES, BlockOp, BlockRange, CHUNK_BLOCKS, Change, ChangeKind, Configuration,
     MAX_CHANGES, MAX_CHUNKS, MAX_FLOOR_DISTANCE, MAX_WRITE_BLOCKS, Op, OpError, Transition,

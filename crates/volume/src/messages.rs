@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use raft::eraftpb::Message;
 
+use crate::op::CHUNK_BLOCKS;
 use crate::state::VolumeState;
 use crate::types::{
     ChunkIndex, ConfState, GroupId, Index, Layer, PeerId, Position, Term, VolumeId,
@@ -88,13 +89,20 @@ pub enum PullFrame {
     Failed,
 }
 
-/// A part of a batch.
+/// A part of a batch, about a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PullItem {
+pub struct PullItem {
+    /// The chunk.
+    pub at: PullChunk,
+    /// What it states of the chunk.
+    pub content: PullContent,
+}
+
+/// What an item states of a chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PullContent {
     /// Neighbouring blocks with data.
     Blocks {
-        /// The chunk.
-        at: PullChunk,
         /// The first block in the chunk.
         first: u16,
         /// CRC32C of each block.
@@ -102,26 +110,22 @@ pub enum PullItem {
         /// The blocks.
         data: Bytes,
     },
-    /// Neighbouring blocks that are zeros and keep their space.
+    /// Neighbouring blocks that read as zeros and keep their space.
     Zeros {
-        /// The chunk.
-        at: PullChunk,
         /// The first block in the chunk.
         first: u16,
         /// Number of blocks.
         blocks: u16,
     },
-    /// The blocks of a chunk that exist, a bit each. It follows the blocks of the chunk.
-    Present {
-        /// The chunk.
-        at: PullChunk,
-        /// Bit n mod 8 of byte n / 8 stands for block n.
-        bitmap: Box<[u8; 512]>,
+    /// The blocks of the chunk that exist. It follows them.
+    Bitmap {
+        /// Bit n mod 8 of byte n / 8 represents block n.
+        bits: Box<[u8; CHUNK_BLOCKS as usize / 8]>,
+        /// The chunk's last bitmap: other layers have no block.
+        is_last: bool,
     },
-    /// Chunks of which the source has no block.
+    /// The source has no block of this chunk and of those that follow it.
     Absent {
-        /// The first chunk.
-        at: PullChunk,
         /// Number of chunks.
         chunks: u32,
     },

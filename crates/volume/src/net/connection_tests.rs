@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::tests::{message_of, read_answer_of, read_request, write, write_entry};
 use super::*;
+use crate::messages::{PullChunk, PullContent, PullItem};
 use crate::op::block_crcs;
 use crate::request::*;
 use crate::types::*;
@@ -426,10 +427,8 @@ fn batch(n: u64) -> PullFrame {
     let crcs = block_crcs(&data);
     let content = PullContent::Blocks { first: 0, crcs, data };
     let (volume, layer, chunk) = (VolumeId(1), Layer(0), ChunkIndex(n as u32));
-    PullFrame::Batch(PullBatch {
-        applied: Index(n),
-        items: vec![PullItem { volume, layer, chunk, content }],
-    })
+    let items = vec![PullItem { at: PullChunk { volume, layer, chunk }, content }];
+    PullFrame::Batch(PullBatch { applied: Index(n), items })
 }
 
 fn pull() -> Pull {

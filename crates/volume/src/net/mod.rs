@@ -84,8 +84,8 @@ pub use messages::{
 pub use peer::{Gone, PeerFrame, encode_gone};
 pub use peer_queue::{MAX_APPEND_BYTES, MAX_URGENT_BYTES, PeerQueue, Pushed};
 pub use pull::{
-    MAX_FINISHED_VOLUMES, MAX_PULLED_LAYERS, Pull, PullBatch, PullBegin, PullContent, PullEnd,
-    PullFrame, PullItem, PullOffer, PullParties, PullPin, Pulled, PulledVolume,
+    MAX_FINISHED_VOLUMES, MAX_PULLED_LAYERS, Pull, PullBatch, PullBegin, PullEnd, PullFrame,
+    PullOffer, PullParties, PullPin, Pulled, PulledVolume,
 };
 pub use pull_sender::{PullClosed, PullSender};
 pub use pulls::{PullError, PullStream};

@@ -8,6 +8,7 @@ use super::frame::{Blocks, Frame, FrameType, Received};
 use super::messages::{configuration_bytes, put_configuration, read_configuration};
 use crate::fields::{Put, Reader};
 use crate::log::FinishedChunks;
+use crate::messages::{PullChunk, PullContent, PullItem};
 use crate::op::{CHUNK_BLOCKS, MAX_CHUNKS, MAX_WRITE_BLOCKS, verify_blocks};
 use crate::request::RequestError;
 use crate::state::VolumeState;
@@ -127,52 +128,6 @@ pub struct PullBatch {
     pub applied: Index,
     /// The items, by volume and chunk.
     pub items: Vec<PullItem>,
-}
-
-/// A part of a batch, about a chunk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PullItem {
-    /// The volume.
-    pub volume: VolumeId,
-    /// The layer.
-    pub layer: Layer,
-    /// The chunk.
-    pub chunk: ChunkIndex,
-    /// What it states of the chunk.
-    pub content: PullContent,
-}
-
-/// What an item states of a chunk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PullContent {
-    /// Blocks with data.
-    Blocks {
-        /// The first block.
-        first: u16,
-        /// CRC32C of each block.
-        crcs: Vec<u32>,
-        /// The blocks.
-        data: Bytes,
-    },
-    /// Blocks that read as zeros.
-    Zeros {
-        /// The first block.
-        first: u16,
-        /// Number of blocks.
-        blocks: u16,
-    },
-    /// Which blocks of the chunk exist.
-    Bitmap {
-        /// Bit n mod 8 of byte n / 8 represents block n.
-        bits: Box<[u8; BITMAP_BYTES]>,
-        /// The chunk's last bitmap: other layers have no block.
-        is_last: bool,
-    },
-    /// The source has no block of this chunk and of those that follow it.
-    Absent {
-        /// Number of chunks.
-        chunks: u32,
-    },
 }
 
 /// The last frame of the stream.
@@ -537,9 +492,9 @@ impl PullBatch {
             if let PullContent::Blocks { crcs, data, .. } = &item.content {
                 verify_blocks(data, crcs).map_err(|n| WireError::Block { block: at + n })?;
             }
-            let position = |item: &PullItem| (item.volume, item.chunk);
+            let position = |item: &PullItem| (item.at.volume, item.at.chunk);
             if items.last().is_some_and(|last| position(last) > position(&item)) {
-                return Err(WireError::field("order of items of volume", item.volume.0));
+                return Err(WireError::field("order of items of volume", item.at.volume.0));
             }
             items.push(item);
         }
@@ -573,7 +528,7 @@ impl PullItem {
         out.put_u16(first);
         out.put_u16(blocks);
         out.put_zeros(2);
-        for field in [self.volume.0, self.layer.0, self.chunk.0, count] {
+        for field in [self.at.volume.0, self.at.layer.0, self.at.chunk.0, count] {
             out.put_u32(field);
         }
         match &self.content {
@@ -624,6 +579,6 @@ impl PullItem {
             },
             _ => PullContent::Absent { chunks: count },
         };
-        Ok(Self { volume, layer, chunk, content })
+        Ok(Self { at: PullChunk { volume, layer, chunk }, content })
     }
 }

@@ -9,6 +9,7 @@ use super::frame::Side::{Acceptor, Dialer};
 use super::tests::*;
 use super::*;
 use crate::log::FinishedChunks;
+use crate::messages::{PullChunk, PullContent, PullItem};
 use crate::op::{Attach, BlockOp, BlockRange, Change, Configuration, Transition, block_crcs};
 use crate::raft::conf_to_raft;
 use crate::request::*;
@@ -394,11 +395,9 @@ fn pull_item() -> impl Strategy<Value = PullItem> {
         }),
         (1..100_u32).prop_map(|chunks| PullContent::Absent { chunks }),
     ];
-    (1..4_u32, 0..3_u32, 0..50_u32, content).prop_map(|(volume, layer, chunk, content)| PullItem {
-        volume: VolumeId(volume),
-        layer: Layer(layer),
-        chunk: ChunkIndex(chunk),
-        content,
+    (1..4_u32, 0..3_u32, 0..50_u32, content).prop_map(|(volume, layer, chunk, content)| {
+        let (volume, layer, chunk) = (VolumeId(volume), Layer(layer), ChunkIndex(chunk));
+        PullItem { at: PullChunk { volume, layer, chunk }, content }
     })
 }
 
@@ -434,7 +433,7 @@ fn pull_frame() -> impl Strategy<Value = PullFrame> {
             PullFrame::State(volumes.collect())
         }),
         (number(), vec(pull_item(), 0..5)).prop_map(|(applied, mut items)| {
-            items.sort_by_key(|item| (item.volume, item.chunk));
+            items.sort_by_key(|item| (item.at.volume, item.at.chunk));
             PullFrame::Batch(PullBatch { applied: Index(applied), items })
         }),
         (number(), any::<u64>()).prop_map(|(applied, bytes)| {

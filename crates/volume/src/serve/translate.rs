@@ -1,9 +1,9 @@
 //! Between the frames of the protocol and the messages of the shard, which do not depend on it.
 
-use crate::messages::{self, PeerBody, PeerMessage, PullChunk, PullRequest};
+use crate::messages::{self, PeerBody, PeerMessage, PullContent, PullItem, PullRequest};
 use crate::net::{
-    GroupMessage, PeerFrame, Pull, PullBatch, PullBegin, PullContent, PullEnd, PullFrame, PullItem,
-    PullOffer, PullParties, PullPin, Pulled, PulledVolume,
+    GroupMessage, PeerFrame, Pull, PullBatch, PullBegin, PullEnd, PullFrame, PullOffer,
+    PullParties, PullPin, Pulled, PulledVolume,
 };
 use crate::request::{ErrorCode, RequestError};
 use crate::types::{GroupId, Index, PeerId};
@@ -111,7 +111,7 @@ impl Sent {
             }
             messages::PullFrame::Batch { newest, items } => {
                 self.newest = self.newest.max(newest);
-                let items = items.into_iter().map(|item| self.item(item)).collect();
+                items.iter().for_each(|item| self.count(item));
                 vec![PullFrame::Batch(PullBatch { applied: newest, items })]
             }
             messages::PullFrame::End => {
@@ -125,23 +125,12 @@ impl Sent {
         }
     }
 
-    fn item(&mut self, item: messages::PullItem) -> PullItem {
-        let (at, content) = match item {
-            messages::PullItem::Blocks { at, first, crcs, data } => {
-                self.bytes += data.len() as u64;
-                (at, PullContent::Blocks { first, crcs, data })
-            }
-            messages::PullItem::Zeros { at, first, blocks } => {
-                (at, PullContent::Zeros { first, blocks })
-            }
-            messages::PullItem::Present { at, bitmap } => {
-                self.chunks += 1;
-                (at, PullContent::Bitmap { bits: bitmap, is_last: true })
-            }
-            messages::PullItem::Absent { at, chunks } => (at, PullContent::Absent { chunks }),
-        };
-        let PullChunk { volume, layer, chunk } = at;
-        PullItem { volume, layer, chunk, content }
+    fn count(&mut self, item: &PullItem) {
+        match &item.content {
+            PullContent::Blocks { data, .. } => self.bytes += data.len() as u64,
+            PullContent::Bitmap { .. } => self.chunks += 1,
+            PullContent::Zeros { .. } | PullContent::Absent { .. } => {}
+        }
     }
 }
 
@@ -169,7 +158,6 @@ impl Arriving {
                 (begin.state_frames == 0).then(|| self.begun())
             }
             PullFrame::Batch(PullBatch { applied, items }) => {
-                let items = items.into_iter().map(from_item).collect();
                 Some(messages::PullFrame::Batch { newest: applied, items })
             }
             PullFrame::End(Ok(_)) => Some(messages::PullFrame::End),
@@ -188,22 +176,10 @@ impl Arriving {
     }
 }
 
-fn from_item(item: PullItem) -> messages::PullItem {
-    let PullItem { volume, layer, chunk, content } = item;
-    let at = PullChunk { volume, layer, chunk };
-    match content {
-        PullContent::Blocks { first, crcs, data } => {
-            messages::PullItem::Blocks { at, first, crcs, data }
-        }
-        PullContent::Zeros { first, blocks } => messages::PullItem::Zeros { at, first, blocks },
-        PullContent::Bitmap { bits, .. } => messages::PullItem::Present { at, bitmap: bits },
-        PullContent::Absent { chunks } => messages::PullItem::Absent { at, chunks },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::messages::PullChunk;
     use crate::state::VolumeState;
     use crate::types::{AttachEpoch, ChunkIndex, ConfState, Layer, Position, Term, VolumeId};
 
@@ -218,14 +194,16 @@ mod tests {
             window: None,
             dropped_layers: Vec::new(),
         };
-        let at =
-            |chunk| PullChunk { volume: VolumeId(1), layer: Layer(0), chunk: ChunkIndex(chunk) };
+        let item = |chunk, content| {
+            let (volume, layer, chunk) = (VolumeId(1), Layer(0), ChunkIndex(chunk));
+            PullItem { at: PullChunk { volume, layer, chunk }, content }
+        };
         let batch = messages::PullFrame::Batch {
             newest: Index(9),
             items: vec![
-                messages::PullItem::Absent { at: at(0), chunks: 2 },
-                messages::PullItem::Zeros { at: at(2), first: 5, blocks: 2 },
-                messages::PullItem::Present { at: at(2), bitmap: Box::new([1; 512]) },
+                item(0, PullContent::Absent { chunks: 2 }),
+                item(2, PullContent::Zeros { first: 5, blocks: 2 }),
+                item(2, PullContent::Bitmap { bits: Box::new([1; 512]), is_last: true }),
             ],
         };
         for volumes in [0, 1, STATE_VOLUMES, STATE_VOLUMES + 1] {

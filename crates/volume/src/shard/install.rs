@@ -15,7 +15,7 @@ use raft::eraftpb::{Message, MessageType};
 use super::replica::{Begin, Install, Replica, Target};
 use super::{Output, Shard};
 use crate::log::{self, Encoded, Item, Promise, Record};
-use crate::messages::{PeerBody, PeerMessage, PullFrame, PullItem, PullRequest};
+use crate::messages::{PeerBody, PeerMessage, PullContent, PullFrame, PullItem, PullRequest};
 use crate::op::BlockRange;
 use crate::raft::{conf_from_raft, conf_to_raft};
 use crate::rules::Rule;
@@ -320,20 +320,21 @@ impl Replica {
 
 /// Hands a part of a batch to the store.
 fn store_item(store: &mut Store, group: GroupId, item: PullItem) -> Result<(), NoSlots> {
-    match item {
-        PullItem::Blocks { at, first, crcs, data } => {
+    let PullItem { at, content } = item;
+    match content {
+        PullContent::Blocks { first, crcs, data } => {
             let range = BlockRange { chunk: at.chunk, first, blocks: crcs.len() as u16 };
             store.pull(group, at.volume, at.layer, range, &Content::Data(data, crcs))
         }
-        PullItem::Zeros { at, first, blocks } => {
+        PullContent::Zeros { first, blocks } => {
             let range = BlockRange { chunk: at.chunk, first, blocks };
             store.pull(group, at.volume, at.layer, range, &Content::Zeros)
         }
-        PullItem::Present { at, bitmap } => {
-            store.pull_retain(group, at.volume, at.layer, at.chunk, &bitmap);
+        PullContent::Bitmap { bits, .. } => {
+            store.pull_retain(group, at.volume, at.layer, at.chunk, &bits);
             Ok(())
         }
-        PullItem::Absent { at, chunks } => {
+        PullContent::Absent { chunks } => {
             let end = at.chunk.0 + chunks;
             let mut from = at.chunk;
             while let Some(chunk) = store.next_chunk_of(group, at.volume, at.layer, from) {

@@ -4,7 +4,7 @@
 use super::clients::Reading;
 use super::{Output, Shard};
 use crate::group::REGION_CHUNKS;
-use crate::messages::{PullChunk, PullFrame, PullItem, PullRequest};
+use crate::messages::{PullChunk, PullContent, PullFrame, PullItem, PullRequest};
 use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
 use crate::request::{BlockState, MAX_READ_BLOCKS};
 use crate::store::{BlocksRead, DamagedBlock};
@@ -131,7 +131,8 @@ impl Shard {
         if first + blocks == CHUNK_BLOCKS {
             source.reading = None;
             let bitmap = self.store.present(group, at.volume, at.layer, at.chunk);
-            source.items.push(PullItem::Present { at, bitmap: Box::new(bitmap) });
+            let content = PullContent::Bitmap { bits: Box::new(bitmap), is_last: true };
+            source.items.push(PullItem { at, content });
         }
         if source.items.is_empty() {
             self.advance_source(stream, out);
@@ -154,7 +155,8 @@ impl Source {
             let next = found.map_or(self.end, |chunk| chunk.0);
             if next > self.next {
                 let at = PullChunk { volume, layer, chunk: ChunkIndex(self.next) };
-                self.items.push(PullItem::Absent { at, chunks: next - self.next });
+                let content = PullContent::Absent { chunks: next - self.next };
+                self.items.push(PullItem { at, content });
             }
             if let Some(chunk) = found {
                 self.reading = Some((PullChunk { volume, layer, chunk }, 0));
@@ -178,13 +180,15 @@ impl Source {
                 BlockState::Absent => {}
                 BlockState::Zeros => {
                     let blocks = blocks as u16;
-                    self.items.push(PullItem::Zeros { at, first: block, blocks });
+                    let content = PullContent::Zeros { first: block, blocks };
+                    self.items.push(PullItem { at, content });
                 }
                 BlockState::Data => {
                     let crcs = read.crcs[taken..taken + blocks].to_vec();
                     let bytes = taken * BLOCK_BYTES..(taken + blocks) * BLOCK_BYTES;
                     let data = read.data.slice(bytes);
-                    self.items.push(PullItem::Blocks { at, first: block, crcs, data });
+                    let content = PullContent::Blocks { first: block, crcs, data };
+                    self.items.push(PullItem { at, content });
                     taken += blocks;
                 }
             }

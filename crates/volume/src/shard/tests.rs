@@ -12,7 +12,7 @@ use super::ready::encode;
 use super::{Input, Notice, Opening, Output, Recovered, Shard, ShardOptions};
 use crate::group::GroupView;
 use crate::log::{Encoded, Install, LogWriter, Record};
-use crate::messages::{PeerBody, PeerMessage, PullChunk, PullFrame, PullItem};
+use crate::messages::{PeerBody, PeerMessage, PullChunk, PullContent, PullFrame, PullItem};
 use crate::op::{BLOCK_BYTES, BlockOp, BlockRange, CHUNK_BLOCKS, Change, Op};
 use crate::request::{ErrorCode, Request};
 use crate::state::VolumeState;
@@ -184,7 +184,7 @@ fn a_pull_that_the_store_has_no_slots_for_does_not_complete() {
     // Each chunk takes 64 slots.
     let chunks = (0..4).map(|chunk| {
         let at = PullChunk { volume: VOLUME, layer: Layer(0), chunk: ChunkIndex(chunk) };
-        PullItem::Zeros { at, first: 0, blocks: CHUNK_BLOCKS }
+        PullItem { at, content: PullContent::Zeros { first: 0, blocks: CHUNK_BLOCKS } }
     });
     let frames = [
         PullFrame::Begin { at, source: OTHERS[0], conf, volumes },
