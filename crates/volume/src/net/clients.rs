@@ -122,8 +122,7 @@ impl Requests<'_> {
             return self.violation(violation).await;
         }
         let connection = self.id;
-        let event = NetEvent::Client { connection, request_id, request, cost, held };
-        self.shared.host.event(event);
+        self.shared.host.event(NetEvent::Client { connection, request_id, request, held });
         Ok(())
     }
 

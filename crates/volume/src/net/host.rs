@@ -80,8 +80,6 @@ pub enum NetEvent {
         request_id: u64,
         /// The request.
         request: Request,
-        /// Bytes of the request and of its longest answer.
-        cost: usize,
         /// Its share of the budget of queued requests, to be dropped when the request leaves the
         /// queue.
         held: Held,

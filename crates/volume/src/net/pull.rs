@@ -16,7 +16,7 @@ use crate::types::{
     AttachEpoch, ChunkIndex, ConfState, END_OF_NUMBERS, GroupId, Index, Layer, Parent, PeerId,
     Position, Sequence, Term, VolumeId,
 };
-use crate::window::{WINDOW_BYTES, Window};
+use crate::window::Window;
 
 /// Greatest number of volumes with finished chunks in a request to pull.
 pub const MAX_FINISHED_VOLUMES: usize = 900;
@@ -24,7 +24,6 @@ pub const MAX_FINISHED_VOLUMES: usize = 900;
 pub const MAX_PULLED_LAYERS: usize = 4096;
 
 const FINISHED_BYTES: usize = 8 + 512;
-const VOLUME_BYTES: usize = 40;
 const ITEM_BYTES: usize = 24;
 const BITMAP_BYTES: usize = CHUNK_BLOCKS as usize / 8;
 
@@ -315,8 +314,7 @@ impl Pull {
 }
 
 impl PullFrame {
-    /// Builds the frame. The caller bounds volumes and items by the limits of a frame
-    /// ([`PulledVolume::encoded_bytes`], [`PullItem::encoded_bytes`]).
+    /// Builds the frame. The caller bounds volumes and items by the limits of a frame.
     pub fn encode(&self) -> Frame {
         match self {
             Self::Begin(begin) => begin.encode(),
@@ -402,12 +400,6 @@ impl PullBegin {
 }
 
 impl PulledVolume {
-    /// The bytes that it takes in the meta of a frame.
-    pub fn encoded_bytes(&self) -> usize {
-        let window = if self.state.window.is_some() { WINDOW_BYTES } else { 0 };
-        VOLUME_BYTES + window + (4 * self.state.dropped_layers.len()).next_multiple_of(8)
-    }
-
     fn put(&self, out: &mut Vec<u8>) {
         let VolumeState { volume, parent, epoch, nonce, window, dropped_layers } = &self.state;
         assert!(dropped_layers.len() <= MAX_PULLED_LAYERS, "a volume has few dropped layers");
@@ -505,16 +497,6 @@ impl PullBatch {
 }
 
 impl PullItem {
-    /// The bytes that it takes in the meta of a frame.
-    pub fn encoded_bytes(&self) -> usize {
-        ITEM_BYTES
-            + match &self.content {
-                PullContent::Blocks { crcs, .. } => (4 * crcs.len()).next_multiple_of(8),
-                PullContent::Bitmap { .. } => BITMAP_BYTES,
-                PullContent::Zeros { .. } | PullContent::Absent { .. } => 0,
-            }
-    }
-
     fn put(&self, out: &mut Vec<u8>) {
         let (kind, flags, first, blocks, count) = match &self.content {
             PullContent::Blocks { first, crcs, .. } => (BLOCKS, 0, *first, crcs.len() as u16, 0),
