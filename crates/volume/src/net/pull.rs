@@ -25,7 +25,6 @@ pub const MAX_PULLED_LAYERS: usize = 4096;
 
 const FINISHED_BYTES: usize = 8 + 512;
 const ITEM_BYTES: usize = 24;
-const BITMAP_BYTES: usize = CHUNK_BLOCKS as usize / 8;
 
 const FLAG_EVERYTHING: u32 = 1;
 const FLAG_WINDOW: u32 = 1;

@@ -557,6 +557,7 @@ fn fencing_ends_all_requests_and_refuses_new_ones() {
     assert_eq!(test.session.sizes(), [0; 6]);
     let user = test.submit(UserRequest::Flush);
     assert_eq!(test.completed.last(), Some(&(user, Err(Failure::Fenced))));
+    assert_eq!(test.counters.status.failures.get(), 0, "a flush is not a query");
 }
 
 #[test]
