@@ -116,7 +116,9 @@ impl ClientConnection {
             };
             let end = tokio::select! {
                 end = receive => end,
-                end = send(&sending, &open.calls, write, connection, Some(pulse), WRITE_STALL) => end,
+                end = send(&sending, &open.calls, write, connection, Some(pulse), WRITE_STALL) => {
+                    end
+                }
             };
             tracing::debug!(%end, "connection to a volume server ended");
             drop(open);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use alluvium_coordination::{Change, Error, LeaseId, Transaction};
+use alluvium_coordination::{Change, LeaseId, Transaction};
 use uuid::Uuid;
 
 use super::values::AttachLeaseValue;

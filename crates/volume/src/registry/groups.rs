@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use alluvium_coordination::keys::NumberKind;
-use alluvium_coordination::{Change, Error, Guard, Transaction, retry};
+use alluvium_coordination::{Change, Guard, Transaction, retry};
 use uuid::Uuid;
 
 use super::{

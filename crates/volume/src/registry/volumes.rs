@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use alluvium_coordination::keys::NumberKind;
-use alluvium_coordination::{Change, Error, Guard, Transaction};
+use alluvium_coordination::{Change, Guard, Transaction};
 use uuid::Uuid;
 
 use super::{

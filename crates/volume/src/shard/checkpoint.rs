@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use alluvium_wal::LogOffset;
 
-use super::ready::encode;
+use super::entries::encode;
 use super::replica::{Replica, Standing};
 use super::{Output, Shard, ShardFailure};
 use crate::log::{Checkpoint, Encoded, GroupCheckpoint, Record};

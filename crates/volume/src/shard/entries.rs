@@ -1,16 +1,19 @@
-//! Committed entries: how one is applied to the replicated state and the store, while the server
-//! runs and when its log is replayed, and which applied ones stay in memory.
+//! Entries: how they are encoded as a record of the log, how a committed one is applied to the
+//! replicated state and the store, while the server runs and when its log is replayed, and which
+//! applied ones stay in memory.
 
 use std::collections::VecDeque;
 
+use bytes::Bytes;
 use raft::eraftpb::Entry;
 
+use crate::log::{self, Encoded, Entries};
 use crate::op::{BlockOp, Change, Op};
-use crate::raft::position;
+use crate::raft::{entry_to_log, position};
 use crate::rules::Broken;
 use crate::state::{Applied, GroupState};
 use crate::store::{Content, NoSlots, Store};
-use crate::types::{GroupId, Index};
+use crate::types::{GroupId, HardState, Index, PeerId, Position};
 
 /// Applies an entry. Returns its op and the outcome, and `None` for the empty entry of a new
 /// leader. Without a slot for its blocks nothing changes.
@@ -79,4 +82,24 @@ impl EntryCache {
         self.bytes -= bytes;
         Some((group, index))
     }
+}
+
+/// A record with entries behind `before`, and a hard state.
+pub(super) fn encode<'a>(
+    group: GroupId,
+    peer: PeerId,
+    state: HardState,
+    before: Position,
+    entries: impl Iterator<Item = &'a Entry>,
+) -> Encoded {
+    let (entries, data): (Vec<log::Entry>, Vec<[Bytes; 2]>) = entries.map(entry_to_log).unzip();
+    let record = Entries {
+        group,
+        peer,
+        state,
+        first: Index(before.index.0 + 1),
+        previous_term: before.term,
+        entries,
+    };
+    Encoded::entries(&record, data.into_iter().flatten().collect())
 }

@@ -1,22 +1,17 @@
 //! What raft hands out: messages, records for the log, and committed entries. What the log has
 //! durably: messages that promise it, and the commit index up to which blocks may be written.
 
-use bytes::Bytes;
 use raft::eraftpb::{Entry, Message, MessageType};
 use raft::{Ready, StateRole};
 
-use super::entries::apply_entry;
+use super::entries::{apply_entry, encode};
 use super::recovery::Walked;
 use super::replica::{Replica, Standing};
 use super::{Apply, Notice, Output, Shard, ShardFailure, ShardOptions};
 use crate::group::GroupView;
-use crate::log::{
-    self, Encoded, Entries, Item, LogWriter, MAX_ENTRIES, Promise, Record, Tombstone,
-};
+use crate::log::{Encoded, Item, LogWriter, MAX_ENTRIES, Promise, Record, Tombstone};
 use crate::messages::{PeerBody, PeerMessage};
-use crate::raft::{
-    Check, Receiver, check, entry_bytes, entry_to_log, hard_state_from_raft, position,
-};
+use crate::raft::{Check, Receiver, check, entry_bytes, hard_state_from_raft, position};
 use crate::rules::{Broken, Rule};
 use crate::state::Applied;
 use crate::types::{GroupId, HardState, Index, PeerId, Position, Term};
@@ -436,24 +431,4 @@ impl Replica {
     pub(super) fn unapplied_bytes(&self, to: Index) -> usize {
         self.memory().bytes_between(self.applied.index, to)
     }
-}
-
-/// A record with entries behind `before`, and a hard state.
-pub(super) fn encode<'a>(
-    group: GroupId,
-    peer: PeerId,
-    state: HardState,
-    before: Position,
-    entries: impl Iterator<Item = &'a Entry>,
-) -> Encoded {
-    let (entries, data): (Vec<log::Entry>, Vec<[Bytes; 2]>) = entries.map(entry_to_log).unzip();
-    let record = Entries {
-        group,
-        peer,
-        state,
-        first: Index(before.index.0 + 1),
-        previous_term: before.term,
-        entries,
-    };
-    Encoded::entries(&record, data.into_iter().flatten().collect())
 }

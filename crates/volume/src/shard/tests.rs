@@ -8,7 +8,7 @@ use alluvium_wal::{FormatOptions, Options, Wal};
 use raft::eraftpb::{Entry, Message, MessageType};
 use uuid::Uuid;
 
-use super::ready::encode;
+use super::entries::encode;
 use super::{Input, Notice, Opening, Output, Recovered, Shard, ShardOptions};
 use crate::group::GroupView;
 use crate::log::{Encoded, Install, LogWriter, Record};

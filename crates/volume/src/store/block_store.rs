@@ -18,7 +18,7 @@ use super::superblock::{Current, Owner};
 use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
 use crate::rules::{Broken, Rule};
 use crate::types::{
-    CheckpointNumber, GroupId, Index, Layer, PeerId, SlotIndex, SlotNumber, VolumeId,
+    CheckpointNumber, GroupId, Index, Layer, PeerId, SlotIndex, SlotNumber, VolumeId, replicas_of,
 };
 
 /// Slots of a chunk.
@@ -193,8 +193,8 @@ impl Store {
     }
 
     /// Whether nothing of a group waits to be written or compared.
-    #[cfg(test)]
-    pub(super) fn is_drained(&self, group: GroupId) -> bool {
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn is_drained(&self, group: GroupId) -> bool {
         !self.overlay.has_group(group) && !self.has_pulls(group)
     }
 
@@ -208,7 +208,7 @@ impl Store {
         let before = self.replicas.insert(group, peer);
         assert_eq!(before, None, "group {group} has a replica");
         let claims = |other: PeerId| other == peer || self.breaks(Rule::FormerReplica);
-        let of_group = self.unclaimed.range((group, PeerId(0))..=(group, PeerId(u64::MAX)));
+        let of_group = self.unclaimed.range(replicas_of(group));
         let claimed: Vec<_> = of_group.map(|(key, _)| *key).filter(|key| claims(key.1)).collect();
         for replica in claimed.into_iter().filter_map(|key| self.unclaimed.remove(&key)) {
             self.index.extend(replica.chunks);

@@ -17,7 +17,7 @@ use super::sector::{Address, Sector, SectorState};
 use super::slots::{PAGE_OF_SECTORS_BYTES, Slots};
 use super::superblock::{Chosen, CopyState, Current, Owner, Superblock, choose};
 use crate::rules::Rule;
-use crate::types::{CheckpointNumber, GroupId, PeerId, SlotIndex};
+use crate::types::{CheckpointNumber, GroupId, PeerId, SlotIndex, replicas_of};
 
 /// Bytes of a request while sectors are read or zeroed.
 const STEP_BYTES: u64 = 1 << 20;
@@ -82,7 +82,7 @@ impl Store {
         if !is_restart {
             superblock.check_log(expected.checkpoint, expected.log_end)?;
         }
-        Opening { expected, options, now_ms, is_restart }.open(device, chosen, wake, progress)
+        Opening { expected, options, now_ms, is_restart }.open(device, &chosen, wake, progress)
     }
 
     /// Opens the store of a server whose replicas are all lost, as section 8 defines it: nothing in
@@ -107,7 +107,7 @@ impl Store {
         assert!(expected.has_no_replica && expected.replicas.is_empty(), "all replicas are lost");
         let chosen = find_owned(&device, &expected.owner)?;
         let opening = Opening { expected, options, now_ms, is_restart: true };
-        opening.open(device, chosen, wake, progress)
+        opening.open(device, &chosen, wake, progress)
     }
 }
 
@@ -275,7 +275,7 @@ impl Opening<'_> {
     fn open(
         &self,
         device: SharedDevice,
-        chosen: Chosen,
+        chosen: &Chosen,
         wake: Wake,
         progress: &mut dyn FnMut(u32, u32),
     ) -> Result<Store, StoreError> {
@@ -385,8 +385,7 @@ impl Opening<'_> {
 
     fn known(&self, group: GroupId, peer: PeerId) -> Option<&KnownReplica> {
         if self.options.broken.is(Rule::FormerReplica) {
-            let mut of_group =
-                self.expected.replicas.range((group, PeerId(0))..=(group, PeerId(u64::MAX)));
+            let mut of_group = self.expected.replicas.range(replicas_of(group));
             return of_group.next().map(|(_, known)| known);
         }
         self.expected.replicas.get(&(group, peer))

@@ -196,7 +196,7 @@ impl Overlay {
     }
 
     /// Whether a group has something to be written or in flight.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulation"))]
     pub(super) fn has_group(&self, group: GroupId) -> bool {
         self.chunks.range(first_key(group)..).next().is_some_and(|(key, _)| key.group == group)
     }

@@ -94,7 +94,9 @@ impl Session {
         };
         let (offset, len) = request.span();
         let (end, size_bytes) = (offset.saturating_add(len), self.attachment.size_bytes);
-        if !matches!(request, UserRequest::Flush) {
+        // A flush has nothing to do, because each write is durable when it completes.
+        let is_counted = !matches!(request, UserRequest::Flush);
+        if is_counted {
             self.count(kind).requests.add(1);
             self.count(kind).bytes.add(len);
         }
@@ -105,7 +107,9 @@ impl Session {
             Phase::Serving => None,
         };
         if let Some(failure) = refusal {
-            self.count(kind).failures.add(1);
+            if is_counted {
+                self.count(kind).failures.add(1);
+            }
             self.outputs.push_back(Output::Complete { id, result: Err(failure) });
             return id;
         }
