@@ -120,9 +120,14 @@ pub enum RegistryError {
     /// Another process has opened the server meanwhile. This one must not try again.
     #[error("another process has opened server {0}")]
     OpenedElsewhere(ServerId),
-    /// The group was changed since it was read. The caller reads it again.
-    #[error("group {0} has changed meanwhile")]
-    GroupChanged(GroupId),
+    /// Another run of the server has created the replica, and this one's log lacks it.
+    #[error("another run of the server has created replica {peer} of group {group}")]
+    CreatedElsewhere {
+        /// The group.
+        group: GroupId,
+        /// The replica.
+        peer: PeerId,
+    },
     /// There are fewer servers than a group has replicas.
     #[error("a group needs {REPLICAS} servers, and {0} are registered")]
     TooFewServers(usize),

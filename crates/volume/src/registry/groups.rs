@@ -148,55 +148,55 @@ impl Registry<'_> {
     /// Marks a peer as created, by this run of its server, when its first record is durable. Only
     /// then does the replica take part.
     ///
-    /// `seen` is the group as the server saw it **before** it found that its log lacks the replica.
-    /// A server with an outdated view, or whose log has forgotten the replica, fails here.
+    /// A peer is created once: a run whose log has forgotten the replica, and one that another run
+    /// has replaced, fail. If the log had the replica when it was opened (`is_recovered`), the mark
+    /// may also be that of an earlier run, which was applied after the registry was read.
     ///
     /// # Errors
-    /// [`RegistryError::GroupChanged`], if the group is not as it was seen: the server reads it
-    /// again, and a peer that another run has marked is lost. [`RegistryError::UnknownPeer`], and
-    /// those of the service. After [`Error::Unknown`] the same call may be repeated.
+    /// [`RegistryError::CreatedElsewhere`], [`RegistryError::UnknownPeer`],
+    /// [`RegistryError::Contended`], and those of the service. The call may be repeated.
     pub async fn mark_created(
         &self,
-        id: GroupId,
-        seen: &Stored<GroupValue>,
+        group: GroupId,
         peer: PeerId,
         incarnation: Uuid,
+        is_recovered: bool,
     ) -> Result<()> {
-        let key = self.keys.group(id.0);
-        let mut value = seen.value.clone();
-        let found = find(&mut value, id, peer)?;
-        if found.created.is_some() {
-            return Err(RegistryError::GroupChanged(id));
-        }
-        found.created = Some(incarnation);
-        let guards = vec![unchanged(&key, Some(seen))];
-        match self.commit(guards, vec![Change::put(key, encode(&value))]).await? {
-            Some(_) => Ok(()),
+        self.mark(group, peer, |value| match value.created {
             None => {
-                // An earlier call of this run may have ended without its outcome.
-                let mut now = self.group(id).await?.value;
-                match find(&mut now, id, peer)?.created == Some(incarnation) {
-                    true => Ok(()),
-                    false => Err(RegistryError::GroupChanged(id)),
-                }
+                value.created = Some(incarnation);
+                Ok(true)
             }
-        }
+            Some(run) if run == incarnation || is_recovered => Ok(false),
+            Some(_) => Err(RegistryError::CreatedElsewhere { group, peer }),
+        })
+        .await
     }
 
     /// Marks a peer as lost. It stays lost.
     ///
     /// # Errors
-    /// [`RegistryError::UnknownPeer`], [`RegistryError::Contended`], and those of the service.
-    pub async fn mark_lost(&self, id: GroupId, peer: PeerId) -> Result<()> {
+    /// [`RegistryError::UnknownPeer`], [`RegistryError::Contended`], and those of the service. The
+    /// call may be repeated.
+    pub async fn mark_lost(&self, group: GroupId, peer: PeerId) -> Result<()> {
+        self.mark(group, peer, |value| Ok(!std::mem::replace(&mut value.lost, true))).await
+    }
+
+    /// Changes a peer by `change`, which returns whether anything has changed.
+    async fn mark(
+        &self,
+        id: GroupId,
+        peer: PeerId,
+        change: impl Fn(&mut PeerValue) -> Result<bool>,
+    ) -> Result<()> {
         let key = self.keys.group(id.0);
         for _ in 0..MAX_ATTEMPTS {
             let group = self.group(id).await?;
             let mut value = group.value.clone();
-            let found = find(&mut value, id, peer)?;
-            if found.lost {
+            let found = value.peers.iter_mut().find(|found| found.peer == peer);
+            if !change(found.ok_or(RegistryError::UnknownPeer { group: id, peer })?)? {
                 return Ok(());
             }
-            found.lost = true;
             let guards = vec![unchanged(&key, Some(&group))];
             let changes = vec![Change::put(key.clone(), encode(&value))];
             if self.attempt(&Transaction { guards, changes }).await? {
@@ -205,9 +205,4 @@ impl Registry<'_> {
         }
         Err(RegistryError::Contended(key))
     }
-}
-
-fn find(group: &mut GroupValue, id: GroupId, peer: PeerId) -> Result<&mut PeerValue> {
-    let found = group.peers.iter_mut().find(|found| found.peer == peer);
-    found.ok_or(RegistryError::UnknownPeer { group: id, peer })
 }

@@ -291,14 +291,15 @@ async fn a_peer_is_created_once_and_stays_lost() {
     let attach = registry.attach(volume, &request(1, lease(&service).await)).await.unwrap();
     let (group, seen) = registry.create_group(volume, 0, attach.epoch, 1).await.unwrap();
     let [one, two] = [0, 1].map(|n| seen.value.founders[n]);
-    registry.mark_created(group, &seen, one, id(1)).await.unwrap();
-    registry.mark_created(group, &seen, one, id(1)).await.expect("the same run again");
-    let changed = Err(RegistryError::GroupChanged(group));
-    assert_eq!(registry.mark_created(group, &seen, one, id(2)).await, changed, "another run");
-    assert_eq!(registry.mark_created(group, &seen, two, id(1)).await, changed, "an old view");
-    let seen = registry.group(group).await.unwrap();
-    assert_eq!(registry.mark_created(group, &seen, one, id(1)).await, changed, "created before");
-    registry.mark_created(group, &seen, two, id(1)).await.unwrap();
+    let created = async |peer, run, is_recovered| {
+        registry.mark_created(group, peer, id(run), is_recovered).await
+    };
+    created(one, 1, false).await.unwrap();
+    created(one, 1, false).await.expect("the same run again");
+    let elsewhere = Err(RegistryError::CreatedElsewhere { group, peer: one });
+    assert_eq!(created(one, 2, false).await, elsewhere, "another run");
+    created(one, 2, true).await.expect("the mark of the run before was late");
+    created(two, 1, false).await.unwrap();
     registry.mark_lost(group, two).await.unwrap();
     registry.mark_lost(group, two).await.unwrap();
     let value = registry.group(group).await.unwrap().value;
@@ -379,7 +380,7 @@ fn allowed<T>(result: Result<T>) -> Option<T> {
             | RegistryError::Deleting(_)
             | RegistryError::Attached { .. }
             | RegistryError::Fenced { .. }
-            | RegistryError::GroupChanged(_)
+            | RegistryError::CreatedElsewhere { .. }
             | RegistryError::Contended(_),
         ) => None,
         Err(error) => panic!("{error}"),
@@ -417,8 +418,7 @@ async fn client(service: &Faulty<MemoryCoordination>, keys: &Keys, number: u128)
             answers.groups.push(group);
             let run = id(number * 1000 + u128::from(round));
             for peer in seen.value.founders.clone() {
-                let Some(seen) = allowed(registry.group(group).await) else { continue };
-                if allowed(registry.mark_created(group, &seen, peer, run).await).is_some() {
+                if allowed(registry.mark_created(group, peer, run, false).await).is_some() {
                     answers.created.push((group, peer, run));
                 }
             }

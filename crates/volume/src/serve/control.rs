@@ -16,7 +16,7 @@ use super::opening::{own_groups, own_peer, record_of, view_of};
 use crate::net::{Directory, Net};
 use crate::registry::{GroupValue, Registry, RegistryError, Stored};
 use crate::shard::{Input, Notice};
-use crate::types::{GroupId, PeerId, ServerId};
+use crate::types::{GroupId, ServerId};
 
 /// The pause after a failure of the registry.
 const RETRY: Duration = Duration::from_secs(1);
@@ -32,6 +32,8 @@ pub(super) struct Control {
     pub(super) directory: Arc<Mutex<Directory>>,
     pub(super) addresses: Arc<Mutex<HashMap<ServerId, String>>>,
     pub(super) notices: mpsc::UnboundedReceiver<Notice>,
+    /// A notice that was received and is not recorded yet.
+    pub(super) unrecorded: Option<Notice>,
     /// The groups with a replica here, as the shard knows them.
     pub(super) groups: BTreeMap<GroupId, Stored<GroupValue>>,
 }
@@ -56,9 +58,13 @@ impl Control {
         self.read_groups().await?;
         let mut changes = service.watch(self.keys.root(), after);
         loop {
+            if let Some(notice) = &self.unrecorded {
+                self.record(notice).await?;
+                self.unrecorded = None;
+            }
             tokio::select! {
                 notice = self.notices.recv() => match notice {
-                    Some(notice) => self.record(notice).await?,
+                    Some(notice) => self.unrecorded = Some(notice),
                     // The driver has ended, and the server with it.
                     None => std::future::pending().await,
                 },
@@ -126,48 +132,48 @@ impl Control {
         Ok(())
     }
 
-    /// Records what the shard reports.
-    async fn record(&mut self, notice: Notice) -> Result<(), RegistryError> {
+    /// Records what the shard reports. After an error the same notice is to be recorded again.
+    async fn record(&self, notice: &Notice) -> Result<(), RegistryError> {
         let registry = Registry::new(&*self.service, &self.keys);
-        match notice {
-            Notice::Created { group, peer } => self.created(group, peer).await?,
-            Notice::Lost { group, peer, reason } => {
-                tracing::error!(%group, %peer, reason, "a replica is lost");
-                registry.mark_lost(group, peer).await?;
+        let recorded = match *notice {
+            Notice::Created { group, peer, is_recovered } => {
+                let run = self.incarnation;
+                let created = registry.mark_created(group, peer, run, is_recovered).await;
+                if created.is_ok() {
+                    self.events.input(Input::Activate { group });
+                }
+                created
             }
-            Notice::Stopped { group, peer, reason } => {
+            Notice::Lost { group, peer, ref reason } => {
+                tracing::error!(%group, %peer, reason, "a replica is lost");
+                registry.mark_lost(group, peer).await
+            }
+            Notice::Stopped { group, peer, ref reason } => {
                 tracing::error!(%group, %peer, reason, "a replica has stopped");
+                Ok(())
             }
             Notice::UnknownGroup { group } => {
                 tracing::debug!(%group, "a message for a group that is not here");
+                Ok(())
             }
-        }
-        Ok(())
-    }
-
-    /// Records that a replica was created. The guard is the group as it was before the log was
-    /// found to lack the replica.
-    async fn created(&mut self, group: GroupId, peer: PeerId) -> Result<(), RegistryError> {
-        let registry = Registry::new(&*self.service, &self.keys);
-        let Some(mut seen) = self.groups.get(&group).cloned() else { return Ok(()) };
-        loop {
-            match registry.mark_created(group, &seen, peer, self.incarnation).await {
-                Ok(()) => break,
-                // Another replica of the group was recorded. This one's entry decides.
-                Err(RegistryError::GroupChanged(_)) => {
-                    let now = registry.group(group).await?;
-                    let entry =
-                        |value: &GroupValue| value.peers.iter().find(|it| it.peer == peer).cloned();
-                    if entry(&now.value) != entry(&seen.value) {
-                        tracing::error!(%group, %peer, "another process has created the replica");
-                        return Ok(());
-                    }
-                    seen = now;
-                }
-                Err(error) => return Err(error),
+        };
+        match recorded {
+            Err(error @ (RegistryError::Coordination(_) | RegistryError::Contended(_))) => {
+                Err(error)
             }
+            // The volume was deleted meanwhile. The replica is removed with its group.
+            Err(RegistryError::UnknownPeer { group, peer }) => {
+                tracing::debug!(%group, %peer, "a notice of a replica that is not registered");
+                Ok(())
+            }
+            Err(error) => {
+                tracing::error!(%error, ?notice, "a notice cannot be recorded");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
-        self.events.input(Input::Activate { group });
-        Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

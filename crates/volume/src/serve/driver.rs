@@ -47,6 +47,11 @@ impl Events {
         self.push(Event::Input(input));
     }
 
+    /// Takes all that has arrived.
+    pub(super) fn take(&self) -> VecDeque<Event> {
+        std::mem::take(&mut self.queue.lock())
+    }
+
     /// Wakes the driver without an event.
     pub(super) fn wake(&self) {
         self.notify.notify_one();
@@ -135,7 +140,7 @@ impl Driver {
     /// Takes what has arrived. Returns whether the driver is to end.
     fn collect(&mut self, streams: &mut Streams, inputs: &mut VecDeque<Input>) -> bool {
         let mut is_stopping = false;
-        for event in std::mem::take(&mut *self.events.queue.lock()) {
+        for event in self.events.take() {
             match event {
                 Event::Input(input) => inputs.push_back(input),
                 Event::Stop => is_stopping = true,

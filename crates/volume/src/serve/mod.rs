@@ -185,6 +185,7 @@ impl Server {
             directory: Arc::clone(&directory),
             addresses: Arc::clone(&addresses),
             notices: received,
+            unrecorded: None,
             groups: opened.groups,
         };
         let driver = Driver {

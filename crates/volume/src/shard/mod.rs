@@ -233,6 +233,8 @@ pub enum Notice {
         group: GroupId,
         /// The replica.
         peer: PeerId,
+        /// Whether the log had the replica when it was opened.
+        is_recovered: bool,
     },
     /// The replica may have forgotten what it acknowledged. It takes part in nothing any more.
     Lost {

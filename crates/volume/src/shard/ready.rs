@@ -198,7 +198,8 @@ impl Shard {
                     self.dirty.insert(group);
                 }
                 Promise::Creation if replica.standing == Standing::Creating => {
-                    out.notices.push(Notice::Created { group, peer: replica.peer });
+                    let peer = replica.peer;
+                    out.notices.push(Notice::Created { group, peer, is_recovered: false });
                 }
                 Promise::Commit | Promise::Creation | Promise::Install | Promise::Tombstone => {}
             }

@@ -192,7 +192,7 @@ impl Shard {
                 Some((known, view, is_created)) if *known == peer => {
                     let standing = if *is_created { Standing::Active } else { Standing::Creating };
                     if !is_created {
-                        out.notices.push(Notice::Created { group, peer });
+                        out.notices.push(Notice::Created { group, peer, is_recovered: true });
                     }
                     let start = walked.start(group, peer, view.clone(), standing);
                     let replica = Replica::new(start, broken, ring_bytes, &shard.logger);
