@@ -25,16 +25,22 @@ const FLAG_DUPLICATE: u32 = 1;
 /// Flag of the answer to `Status`: more groups follow.
 const FLAG_MORE: u32 = 1;
 
+/// What each answer costs at least.
+pub(super) const MIN_ANSWER_COST: usize = 1 << 10;
+/// The cost of a block with its state and its checksum.
+const BLOCK_COST: usize = 4104;
+/// The cost of the largest answer.
+pub(super) const MAX_ANSWER_COST: usize = MIN_ANSWER_COST + BLOCK_COST * MAX_READ_BLOCKS as usize;
+
 /// The greatest number of bytes that a request has besides its frame: those of its answer.
-fn answer_cost(request: &Request) -> usize {
-    const KIB: usize = 1 << 10;
+pub(super) fn answer_cost(request: &Request) -> usize {
     match request {
-        Request::Op { .. } => KIB,
+        Request::Op { .. } => MIN_ANSWER_COST,
         Request::Read(ReadRequest { range, states_only, .. }) => {
-            let each = if *states_only { 1 } else { 4104 };
-            KIB + each * usize::from(range.blocks)
+            let each = if *states_only { 1 } else { BLOCK_COST };
+            MIN_ANSWER_COST + each * usize::from(range.blocks)
         }
-        Request::Status { .. } => 512 * KIB,
+        Request::Status { .. } => 512 << 10,
     }
 }
 

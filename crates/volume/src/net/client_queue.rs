@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::client::encode_answer;
 use super::connection::{Control, Queue};
@@ -21,9 +22,23 @@ pub(super) struct Client {
 /// The unanswered requests of a connection, and the answers that wait to be sent.
 pub(super) struct ClientQueue {
     window: RequestWindow,
-    unanswered: HashMap<u64, (FrameType, usize)>,
-    answers: VecDeque<(Frame, usize)>,
+    unanswered: HashMap<u64, Unanswered>,
+    answers: VecDeque<(Frame, Unanswered)>,
+    /// What the answers that are being written have of the budgets.
+    writing: Vec<Reserved>,
 }
+
+/// A request whose answer is not being written yet.
+struct Unanswered {
+    /// The type of its answer.
+    answer: FrameType,
+    /// Its cost in the window.
+    cost: usize,
+    reserved: Reserved,
+}
+
+/// What a request has of the budgets of answers.
+pub(super) type Reserved = [Option<OwnedSemaphorePermit>; 2];
 
 /// Why a request is not accepted, and the connection is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +50,7 @@ pub(super) enum Violation {
 impl ClientQueue {
     pub(super) fn new(window_bytes: usize) -> Self {
         let window = RequestWindow::new(window_bytes);
-        Self { window, unanswered: HashMap::new(), answers: VecDeque::new() }
+        Self { window, unanswered: HashMap::new(), answers: VecDeque::new(), writing: Vec::new() }
     }
 
     /// Whether a request of this cost fits the window.
@@ -43,12 +58,13 @@ impl ClientQueue {
         self.window.fits(cost)
     }
 
-    /// Counts a request until its answer is sent.
+    /// Counts a request, and keeps what is reserved for it, until its answer is written.
     pub(super) fn begin(
         &mut self,
         request_id: u64,
         answer: FrameType,
         cost: usize,
+        reserved: Reserved,
     ) -> Result<(), Violation> {
         let Entry::Vacant(entry) = self.unanswered.entry(request_id) else {
             return Err(Violation::RequestId);
@@ -56,14 +72,15 @@ impl ClientQueue {
         if !self.window.take(cost) {
             return Err(Violation::TooManyBytes);
         }
-        entry.insert((answer, cost));
+        entry.insert(Unanswered { answer, cost, reserved });
         Ok(())
     }
 
     /// Queues the answer to an unanswered request.
     pub(super) fn answer(&mut self, request_id: u64, answer: &Result<Answer, RequestError>) {
-        if let Some((kind, cost)) = self.unanswered.remove(&request_id) {
-            self.answers.push_back((encode_answer(kind, request_id, answer), cost));
+        if let Some(request) = self.unanswered.remove(&request_id) {
+            let frame = encode_answer(request.answer, request_id, answer);
+            self.answers.push_back((frame, request));
         }
     }
 }
@@ -72,8 +89,13 @@ impl Queue for ClientQueue {
     /// The cost is given back before the answer is written: the client may send the next request
     /// as soon as the answer has arrived, before a write has returned here.
     fn take(&mut self) -> Option<Frame> {
-        let (frame, cost) = self.answers.pop_front()?;
-        self.window.give_back(cost);
+        let (frame, request) = self.answers.pop_front()?;
+        self.window.give_back(request.cost);
+        self.writing.push(request.reserved);
         Some(frame)
+    }
+
+    fn written(&mut self) {
+        self.writing.clear();
     }
 }

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::client::{Refused, answer_type, decode_request, request_cost};
-use super::client_queue::{Client, ClientQueue, Violation};
+use super::client::{
+    MAX_ANSWER_COST, MIN_ANSWER_COST, Refused, answer_cost, answer_type, decode_request,
+};
+use super::client_queue::{Client, ClientQueue, Reserved, Violation};
 use super::connection::{Control, send};
 use super::error::WireError;
 use super::flow::{PING_AFTER, SILENCE, WRITE_STALL};
-use super::frame::{ConnectionRole, FrameType, Header};
+use super::frame::{ConnectionRole, FrameType};
 use super::handshake::Features;
 use super::host::{Held, NetEvent};
 use super::io::{End, FrameReader};
@@ -20,9 +22,6 @@ use super::shared::{Accepted, Shared};
 use crate::op::{BlockOp, Op};
 use crate::request::{Answer, ErrorCode, ReadRequest, Request, RequestError};
 use crate::types::{GroupId, Layer};
-
-/// The shortest answer that is reserved for a request.
-const MIN_ANSWER_BYTES: usize = 1 << 10;
 
 /// Answers a request, if its connection still exists.
 pub(super) fn answer(
@@ -67,8 +66,10 @@ pub(super) async fn serve(shared: &Arc<Shared>, accepted: Accepted, slot: OwnedS
     let (read, write) = socket.into_split();
     let role = ConnectionRole::Client;
     let reader = FrameReader::new(read, connection, role, None);
-    let mut requests = Requests { shared, id, features, reader, control: &control, queue: &queue };
-    let sending = send(&control, &queue, write, connection, None, WRITE_STALL);
+    let (control, queue) = (&*control, &*queue);
+    let own_answers = Arc::new(Semaphore::new(MAX_ANSWER_COST));
+    let mut requests = Requests { shared, id, features, reader, control, queue, own_answers };
+    let sending = send(control, queue, write, connection, None, WRITE_STALL);
     let receive = async {
         loop {
             if let Err(end) = requests.receive().await {
@@ -76,7 +77,7 @@ pub(super) async fn serve(shared: &Arc<Shared>, accepted: Accepted, slot: OwnedS
             }
         }
     };
-    let end = end_of(&control, receive, sending).await;
+    let end = end_of(control, receive, sending).await;
     tracing::debug!(connection = id, %end, "connection of a client ended");
     requests.reader.drain().await;
 }
@@ -89,6 +90,8 @@ struct Requests<'a> {
     reader: FrameReader,
     control: &'a Control,
     queue: &'a Mutex<ClientQueue>,
+    /// What the connection may reserve for answers whatever the others have reserved.
+    own_answers: Arc<Semaphore>,
 }
 
 impl Requests<'_> {
@@ -97,11 +100,15 @@ impl Requests<'_> {
         let header = next_header(&mut self.reader).await?;
         let header = common_frame(&mut self.reader, header, self.control).await?;
         let Some(header) = header else { return Ok(()) };
-        // Before memory is allocated.
-        if !self.queue.lock().fits(header.wire_bytes() + MIN_ANSWER_BYTES) {
+        let bytes = header.wire_bytes();
+        // Before memory is allocated, and before the request waits.
+        if !self.queue.lock().fits(bytes + MIN_ANSWER_COST) {
             return self.violation(Violation::TooManyBytes).await;
         }
-        let held = self.wait_for_budget(&header).await;
+        let mut reserved = [Some(self.reserve_answer(MIN_ANSWER_COST).await), None];
+        let queued = &self.shared.request_bytes;
+        let held = self.wait(Arc::clone(queued).acquire_many_owned(bytes as u32)).await;
+        let held = Held::new(Arc::new(held));
         let frame = timeout(SILENCE, self.reader.body(header, None)).await;
         let frame = frame.unwrap_or(Err(End::Silent))?;
         let request_id = header.request_id;
@@ -109,15 +116,23 @@ impl Requests<'_> {
             Ok(request) => request,
             Err(Refused::Connection(error)) => return Err(error.into()),
             Err(Refused::Request(error)) => {
-                let cost = header.wire_bytes() + MIN_ANSWER_BYTES;
-                return self.refuse(request_id, FrameType::OpAnswer, cost, error).await;
+                let cost = bytes + MIN_ANSWER_COST;
+                return self.refuse(request_id, FrameType::OpAnswer, cost, reserved, error).await;
             }
         };
-        let (kind, cost) = (answer_type(&request), request_cost(header.wire_bytes(), &request));
+        let (kind, answer) = (answer_type(&request), answer_cost(&request));
+        let cost = bytes + answer;
         if let Some(error) = missing_feature(&request, self.features) {
-            return self.refuse(request_id, kind, cost, error).await;
+            return self.refuse(request_id, kind, cost, reserved, error).await;
         }
-        let begun = self.queue.lock().begin(request_id, kind, cost);
+        if !self.queue.lock().fits(cost) {
+            return self.violation(Violation::TooManyBytes).await;
+        }
+        // Requests with blocks have the shortest answers: no block waits here.
+        if answer > MIN_ANSWER_COST {
+            reserved[1] = Some(self.reserve_answer(answer - MIN_ANSWER_COST).await);
+        }
+        let begun = self.queue.lock().begin(request_id, kind, cost, reserved);
         if let Err(violation) = begun {
             return self.violation(violation).await;
         }
@@ -126,17 +141,30 @@ impl Requests<'_> {
         Ok(())
     }
 
-    /// Waits until the requests of all clients leave space for one more. `Pong` shows the client
-    /// meanwhile that the server is there.
-    async fn wait_for_budget(&self, header: &Header) -> Held {
-        let budget = Arc::clone(&self.shared.request_bytes);
-        let permit = budget.acquire_many_owned(header.wire_bytes() as u32);
-        tokio::pin!(permit);
+    /// Reserves the bytes of an answer: the connection's own, or those that all clients share.
+    /// Otherwise clients that send requests and read no answers would fill the memory.
+    async fn reserve_answer(&self, bytes: usize) -> OwnedSemaphorePermit {
+        let own = Arc::clone(&self.own_answers).acquire_many_owned(bytes as u32);
+        let shared = Arc::clone(&self.shared.answer_bytes).acquire_many_owned(bytes as u32);
+        self.wait(async {
+            tokio::select! {
+                biased;
+                own = own => own,
+                shared = shared => shared,
+            }
+        })
+        .await
+    }
+
+    /// Waits for a share of a budget. `Pong` shows the client meanwhile that the server is there.
+    async fn wait(
+        &self,
+        share: impl Future<Output = Result<OwnedSemaphorePermit, AcquireError>>,
+    ) -> OwnedSemaphorePermit {
+        tokio::pin!(share);
         loop {
-            match timeout(PING_AFTER, &mut permit).await {
-                Ok(permit) => {
-                    return Held::new(Arc::new(permit.expect("the budget is never closed")));
-                }
+            match timeout(PING_AFTER, &mut share).await {
+                Ok(permit) => return permit.expect("a budget is never closed"),
                 Err(_) => self.control.pong(0),
             }
         }
@@ -147,11 +175,12 @@ impl Requests<'_> {
         request_id: u64,
         kind: FrameType,
         cost: usize,
+        reserved: Reserved,
         error: RequestError,
     ) -> Result<(), End> {
         let refused = {
             let mut queue = self.queue.lock();
-            let begun = queue.begin(request_id, kind, cost);
+            let begun = queue.begin(request_id, kind, cost, reserved);
             begun.map(|()| queue.answer(request_id, &Err(error)))
         };
         if let Err(violation) = refused {

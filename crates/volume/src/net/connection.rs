@@ -73,6 +73,9 @@ impl Control {
 pub(super) trait Queue {
     /// Takes the next frame.
     fn take(&mut self) -> Option<Frame>;
+
+    /// All frames that were taken have been written.
+    fn written(&mut self) {}
 }
 
 /// The queue of an end that sends one frame, or none, beside `Ping`, `Pong` and `Close`.
@@ -113,6 +116,7 @@ pub(super) async fn send(
             if let Err(end) = write_all(&mut socket, batch, stall).await {
                 return end;
             }
+            queue.lock().written();
         } else if !is_last {
             let woken = control.wake.notified();
             match wait_until {

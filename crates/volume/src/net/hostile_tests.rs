@@ -5,11 +5,13 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::client::MAX_ANSWER_COST;
 use super::connection_tests::*;
 use super::tests::{frame_of, read_answer_of, read_request, write};
 use super::*;
-use crate::request::{ErrorCode, Request};
-use crate::types::{GroupId, ServerId};
+use crate::op::BlockRange;
+use crate::request::{ErrorCode, MAX_READ_BLOCKS, ReadRequest, Request, RequestError};
+use crate::types::{AttachEpoch, ChunkIndex, GroupId, Index, Layer, ServerId, VolumeId};
 
 /// The server answers a client, whatever others have done to it.
 async fn assert_serves(server: &mut TestServer) {
@@ -183,7 +185,7 @@ async fn a_request_with_a_bad_block_or_an_unknown_op_is_answered() {
     };
     assert_eq!(code(call), ErrorCode::BadChecksum);
     let Request::Read(read) = read_request(1) else { unreachable!() };
-    let layered = Request::Read(crate::ReadRequest { layer: crate::Layer(1), ..read });
+    let layered = Request::Read(ReadRequest { layer: Layer(1), ..read });
     assert_eq!(code(client.call(&layered).await), ErrorCode::Unsupported);
     assert!(!client.is_closed());
 }
@@ -314,6 +316,46 @@ async fn no_client_is_read_while_too_much_is_queued() {
     drop(held);
     let (_, _, received, _) = server.request().await;
     assert_eq!(received, request);
+}
+
+/// The budget of answers: beyond its own share of one answer, a connection waits for the others.
+#[tokio::test]
+async fn answers_that_are_not_sent_share_a_budget() {
+    let limits = NetLimits { answer_bytes: MAX_ANSWER_COST, ..NetLimits::default() };
+    let mut server = TestServer::start(1, limits).await;
+    let range = BlockRange { chunk: ChunkIndex(0), first: 0, blocks: MAX_READ_BLOCKS };
+    let read = Request::Read(ReadRequest {
+        group: GroupId(1),
+        epoch: AttachEpoch(0),
+        token: Index(0),
+        volume: VolumeId(1),
+        layer: Layer(0),
+        range,
+        states_only: false,
+    });
+    let role = ConnectionRole::Client;
+    let (mut first, _) = dial_by_hand(&server.address, &client(), role).await;
+    let (mut second, _) = dial_by_hand(&server.address, &client(), role).await;
+    for request in 1..=3 {
+        send_by_hand(&mut first, encode_request(request, &read)).await;
+    }
+    // Its own share, and what all have.
+    let (connection, ..) = server.request().await;
+    server.request().await;
+    // The third one waits.
+    read_pong(&mut first, role).await;
+    assert!(server.events.try_recv().is_err());
+    // Another connection has its own share, too.
+    send_by_hand(&mut second, encode_request(1, &read)).await;
+    server.request().await;
+    let busy = RequestError::new(ErrorCode::Busy, GroupId(1), "");
+    server.net.answer(connection, 1, &Err(busy));
+    let (from, id, received, _) = server.request().await;
+    assert_eq!((from, id, received), (connection, 3, read));
+    drop((first, second));
+    // All of it is given back.
+    let budget = &server.net.shared.answer_bytes;
+    drop(budget.acquire_many(MAX_ANSWER_COST as u32).await.unwrap());
 }
 
 /// An acceptor closes what is silent for 15 s.

@@ -32,6 +32,10 @@ pub struct NetLimits {
     pub message_bytes: usize,
     /// Bytes of queued requests of all clients. Above it, no client is read.
     pub request_bytes: usize,
+    /// Bytes of answers that are reserved for requests of all clients, beyond those of the largest
+    /// answer that each connection has for itself. Above it, a client with an unanswered request is
+    /// not read.
+    pub answer_bytes: usize,
 }
 
 impl Default for NetLimits {
@@ -43,6 +47,7 @@ impl Default for NetLimits {
             entry_bytes: 64 << 20,
             message_bytes: 16 << 20,
             request_bytes: 32 << 20,
+            answer_bytes: 128 << 20,
         }
     }
 }
@@ -65,6 +70,7 @@ pub(super) struct Shared {
     pub(super) entry_bytes: Arc<Semaphore>,
     pub(super) message_bytes: Arc<Semaphore>,
     pub(super) request_bytes: Arc<Semaphore>,
+    pub(super) answer_bytes: Arc<Semaphore>,
     pub(super) sender: Mutex<SenderState>,
     pub(super) clients: Mutex<HashMap<u64, Client>>,
     pub(super) client_slots: Arc<Semaphore>,
@@ -87,6 +93,7 @@ impl Shared {
             entry_bytes: semaphore(limits.entry_bytes),
             message_bytes: semaphore(limits.message_bytes),
             request_bytes: semaphore(limits.request_bytes),
+            answer_bytes: semaphore(limits.answer_bytes),
             sender: Mutex::default(),
             clients: Mutex::default(),
             client_slots: semaphore(limits.clients),
