@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::Error;
 use crate::exec::follow;
-use crate::server::{Config, Server};
+use crate::server::{Config, Server, peak_memory_kib};
 
 /// Even the slowest disk writes and reads a GiB in this time.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
@@ -39,7 +39,7 @@ pub(crate) fn run(
     if !status.success() {
         return Err(format!("the client ended with {status}{}", server.log_tail()).into());
     }
-    if let Some(kib) = server.peak_memory_kib() {
+    if let Some(kib) = peak_memory_kib(server.pid()) {
         println!("the server's memory was {} MiB at most", kib / 1024);
     }
     server.finish()

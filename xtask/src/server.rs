@@ -224,20 +224,9 @@ impl Server {
         }
     }
 
-    /// The peak resident memory of the process, in KiB.
-    pub(crate) fn peak_memory_kib(&self) -> Option<u64> {
-        self.status_kib("VmHWM:")
-    }
-
     /// The current resident memory of the process, in KiB.
     pub(crate) fn memory_kib(&self) -> Option<u64> {
-        self.status_kib("VmRSS:")
-    }
-
-    fn status_kib(&self, field: &str) -> Option<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix(field))?;
-        line.trim().strip_suffix(" kB")?.trim().parse().ok()
+        memory_kib(self.pid())
     }
 
     /// The server's complete log.
@@ -314,6 +303,22 @@ impl Drop for Server {
 
 fn log_path(config: &Config) -> PathBuf {
     config.directory.join("server.log")
+}
+
+/// The peak resident memory of a process, in KiB.
+pub(crate) fn peak_memory_kib(pid: u32) -> Option<u64> {
+    status_kib(pid, "VmHWM:")
+}
+
+/// The current resident memory of a process, in KiB.
+pub(crate) fn memory_kib(pid: u32) -> Option<u64> {
+    status_kib(pid, "VmRSS:")
+}
+
+fn status_kib(pid: u32, field: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    line.trim().strip_suffix(" kB")?.trim().parse().ok()
 }
 
 /// Returns a command of the binary without the settings, credentials and proxies of the operator's

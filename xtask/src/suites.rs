@@ -352,7 +352,9 @@ impl Bench<'_> {
     }
 
     fn hostile(&self, connections: u32) -> Result<Vec<Case>, Missing> {
-        Ok(hostile::run(&self.binary, &self.directory("hostile"), connections)?)
+        let mut cases = hostile::run(&self.binary, &self.directory("hostile"), connections)?;
+        cases.extend(hostile::volumes::run(&self.binary, &self.directory("hostile-volumes"))?);
+        Ok(cases)
     }
 
     fn damage(&self, cases: u64, seed: u64) -> Result<Vec<Case>, Missing> {

@@ -2,6 +2,7 @@
 //! client is served throughout.
 
 mod logins;
+pub(crate) mod volumes;
 mod wire;
 
 use std::collections::HashSet;
@@ -18,7 +19,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::Error;
 use crate::report::Case;
-use crate::server::{Config, Objects, Server, free_address};
+use crate::server::{Config, Objects, Server, free_address, memory_kib, peak_memory_kib};
 use wire::{
     Batch, Body, CONSUMER_GROUP_HEARTBEAT, FETCH, INIT_PRODUCER_ID, JOIN_GROUP, METADATA, Wire,
     create_topic, fetch, flexible, produce, produced, request, served, versions,
@@ -108,7 +109,8 @@ fn raise_file_limit(connections: u32) -> Result<u32, Error> {
     Ok(u32::try_from(files)?.saturating_sub(1_000))
 }
 
-/// A client that produces a record and reads it back, in a loop.
+/// An honest client, which does its rounds in a loop. No round may take longer than
+/// [`ROUND_LIMIT`].
 struct Honest {
     rounds: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -117,44 +119,30 @@ struct Honest {
 }
 
 impl Honest {
-    fn start(address: String) -> Self {
+    fn start(mut round: impl FnMut() -> Result<(), Error> + Send + 'static) -> Self {
         let (rounds, stop) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
         let failure = Arc::<Mutex<Option<String>>>::default();
         let (counted, stopped, failed) = (rounds.clone(), stop.clone(), failure.clone());
+        let mut work = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                round()?;
+                let took = begun.elapsed();
+                if took > ROUND_LIMIT {
+                    return Err(format!("a round took {took:?}").into());
+                }
+                counted.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(PAUSE);
+            }
+            Ok::<_, Error>(())
+        };
         let thread = thread::spawn(move || {
-            if let Err(error) = Self::work(&address, &counted, &stopped) {
+            if let Err(error) = work() {
                 *failed.lock().expect("no thread panics with the lock held") =
                     Some(error.to_string());
             }
         });
         Self { rounds, stop, failure, thread: Some(thread) }
-    }
-
-    fn work(address: &str, rounds: &AtomicU64, stop: &AtomicBool) -> Result<(), Error> {
-        let mut wire = Wire::connect(address)?;
-        let small = Batch::good();
-        let large = Batch { records: wire::record_of(LARGE_BYTES), ..Batch::good() };
-        let batches = [small.encode(), large.encode()];
-        while !stop.load(Ordering::Relaxed) {
-            for batch in &batches {
-                let begun = Instant::now();
-                let (code, offset) = produced(wire.call(&produce(HONEST, batch))?)?;
-                if code != 0 {
-                    return Err(format!("a valid batch was refused with code {code}").into());
-                }
-                let answer = wire.call(&fetch(HONEST, offset, 1 << 20))?;
-                if answer.len_bytes() < batch.len() {
-                    return Err("an acknowledged record is missing".into());
-                }
-                let took = begun.elapsed();
-                if took > ROUND_LIMIT {
-                    return Err(format!("{} bytes took {took:?}", batch.len()).into());
-                }
-            }
-            rounds.fetch_add(1, Ordering::Relaxed);
-            thread::sleep(PAUSE);
-        }
-        Ok(())
     }
 
     /// Waits until the client has been served a few more times.
@@ -174,6 +162,26 @@ impl Honest {
         }
         Ok(())
     }
+}
+
+/// Returns rounds that produce a batch, alternately a small and a large one, and read it back.
+fn produce_and_fetch(address: &str) -> Result<impl FnMut() -> Result<(), Error> + use<>, Error> {
+    let mut wire = Wire::connect(address)?;
+    let small = Batch::good();
+    let large = Batch { records: wire::record_of(LARGE_BYTES), ..Batch::good() };
+    let mut batches = [small.encode(), large.encode()].into_iter().cycle();
+    Ok(move || {
+        let batch = batches.next().expect("a cycle is endless");
+        let (code, offset) = produced(wire.call(&produce(HONEST, &batch))?)?;
+        if code != 0 {
+            return Err(format!("a valid batch was refused with code {code}").into());
+        }
+        let answer = wire.call(&fetch(HONEST, offset, 1 << 20))?;
+        match answer.len_bytes() < batch.len() {
+            true => Err("an acknowledged record is missing".into()),
+            false => Ok(()),
+        }
+    })
 }
 
 impl Drop for Honest {
@@ -228,7 +236,12 @@ impl<'a> Attacks<'a> {
                 return Err(format!("a large batch was refused with code {code}").into());
             }
         }
-        Ok(Self { server, sasl, honest: Honest::start(server.address()), connections })
+        Ok(Self {
+            server,
+            sasl,
+            honest: Honest::start(produce_and_fetch(&server.address())?),
+            connections,
+        })
     }
 
     fn all(&self) -> Vec<Case> {
@@ -250,46 +263,12 @@ impl<'a> Attacks<'a> {
             ("connections", 64 + u64::from(self.connections) * 32 / 1024, Self::idle_connections),
         ];
         let run = |(name, more_mebibytes, attack): (&str, u64, Attack<'a>)| {
-            Case::run(name, || self.attack(name, more_mebibytes, attack))
+            Case::run(name, || {
+                let pid = self.server.pid();
+                self::attack(name, pid, &self.honest, more_mebibytes, || attack(self))
+            })
         };
         attacks.into_iter().map(run).collect()
-    }
-
-    fn attack(
-        &self,
-        name: &str,
-        more_mebibytes: u64,
-        attack: fn(&Self) -> Result<OpenConnections, Error>,
-    ) -> Result<(), Error> {
-        // Resets the peak of resident memory.
-        fs::write(format!("/proc/{}/clear_refs", self.server.pid()), "5")?;
-        let before_kib = self.server.memory_kib().ok_or("the server has ended")?;
-        let held = attack(self)?;
-        self.honest.is_served()?;
-        let after_kib = self.server.peak_memory_kib().ok_or("the server has ended")?;
-        let (held_kib, count) =
-            (self.server.memory_kib().ok_or("the server has ended")?, held.0.len());
-        drop(held);
-        self.honest.is_served()?;
-        println!("{name}: {} MiB before, {} MiB at most", before_kib >> 10, after_kib >> 10);
-        if count > 0 {
-            let each = |kib: u64| kib.saturating_sub(before_kib) as f64 / count as f64;
-            println!(
-                "{name}: {:.1} KiB for each of {count} connections while they are held, {:.1} KiB \
-                 at most",
-                each(held_kib),
-                each(after_kib)
-            );
-        }
-        if after_kib > before_kib + (more_mebibytes << 10) {
-            return Err(format!(
-                "grew from {} MiB to {} MiB, allowed are {more_mebibytes} MiB more",
-                before_kib >> 10,
-                after_kib >> 10
-            )
-            .into());
-        }
-        Ok(())
     }
 
     fn connect(&self) -> Result<Wire, Error> {
@@ -606,6 +585,46 @@ const STOP_REPLICA: i16 = 5;
 
 const UNKNOWN_TOPIC_OR_PARTITION: i16 = 3;
 const INVALID_RECORD: i16 = 87;
+
+/// Runs an attack on a process, and checks what its memory grows by and that the honest client is
+/// served, while the attack lasts and after it.
+fn attack(
+    name: &str,
+    pid: u32,
+    honest: &Honest,
+    more_mebibytes: u64,
+    attack: impl FnOnce() -> Result<OpenConnections, Error>,
+) -> Result<(), Error> {
+    let ended = "the server has ended";
+    // Resets the peak of resident memory.
+    fs::write(format!("/proc/{pid}/clear_refs"), "5")?;
+    let before_kib = memory_kib(pid).ok_or(ended)?;
+    let held = attack()?;
+    honest.is_served()?;
+    let after_kib = peak_memory_kib(pid).ok_or(ended)?;
+    let (held_kib, count) = (memory_kib(pid).ok_or(ended)?, held.0.len());
+    drop(held);
+    honest.is_served()?;
+    println!("{name}: {} MiB before, {} MiB at most", before_kib >> 10, after_kib >> 10);
+    if count > 0 {
+        let each = |kib: u64| kib.saturating_sub(before_kib) as f64 / count as f64;
+        println!(
+            "{name}: {:.1} KiB for each of {count} connections while they are held, {:.1} KiB at \
+             most",
+            each(held_kib),
+            each(after_kib)
+        );
+    }
+    if after_kib > before_kib + (more_mebibytes << 10) {
+        return Err(format!(
+            "grew from {} MiB to {} MiB, allowed are {more_mebibytes} MiB more",
+            before_kib >> 10,
+            after_kib >> 10
+        )
+        .into());
+    }
+    Ok(())
+}
 
 /// Connections of an attack that lasts as long as they are open.
 #[derive(Default)]

@@ -202,8 +202,9 @@ impl<'a> Attacks<'a> {
             ("volumes: strangers", server, 64, Self::strangers),
             ("volumes: frames that violate the protocol", server, 64, Self::frames),
             ("volumes: frames that never arrive", server, 128, Self::half_frames),
-            ("volumes: requests above the window", server, 128, Self::above_window),
-            ("volumes: answers that are never read", server, 256, Self::unread_answers),
+            // One answer for each connection, and 128 MiB.
+            ("volumes: requests above the window", server, 320, Self::above_window),
+            ("volumes: answers that are never read", server, 448, Self::unread_answers),
             ("volumes: connections", server, 128, Self::idle_clients),
             ("coordination: garbage and silence", coordinator, 64, Self::coordination),
             ("volumes: a full metrics port", server, 64, Self::metrics_port),
@@ -319,7 +320,7 @@ impl<'a> Attacks<'a> {
         for (what, bytes) in cases {
             let mut client = self.client()?;
             client.wire.send(&bytes);
-            client.wire.send(&[0; 4096]);
+            client.wire.send(&[0; 8192]);
             closes(&mut client.wire).map_err(|error| format!("{what}: {error}"))?;
         }
         for (what, kind, meta) in [

@@ -17,7 +17,7 @@ use crate::server::{Metrics, clean};
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// A process that is started again and again, with a log of its own. It is killed when dropped.
-pub(super) struct Process {
+pub(crate) struct Process {
     name: String,
     binary: PathBuf,
     arguments: Vec<String>,
@@ -28,7 +28,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub(super) fn new(
+    pub(crate) fn new(
         name: &str,
         binary: &Path,
         directory: &Path,
@@ -40,7 +40,7 @@ impl Process {
     }
 
     /// Starts it, and returns when it is ready.
-    pub(super) fn start(&mut self) -> Result<(), Error> {
+    pub(crate) fn start(&mut self) -> Result<(), Error> {
         let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
         let before = log.metadata()?.len() as usize;
         let mut command = clean(&self.binary);
@@ -61,12 +61,21 @@ impl Process {
         }
     }
 
-    pub(super) fn is_running(&self) -> bool {
+    pub(crate) fn pid(&self) -> Result<u32, Error> {
+        Ok(self.child.as_ref().ok_or("the process is not running")?.id())
+    }
+
+    /// Its complete log.
+    pub(crate) fn log(&self) -> Result<String, Error> {
+        Ok(String::from_utf8_lossy(&fs::read(&self.log)?).into_owned())
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
         self.child.is_some()
     }
 
     /// Fails if the process has ended by itself.
-    pub(super) fn check(&mut self) -> Result<(), Error> {
+    pub(crate) fn check(&mut self) -> Result<(), Error> {
         let ended = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
         match ended {
             None => Ok(()),
@@ -77,13 +86,13 @@ impl Process {
         }
     }
 
-    pub(super) fn signal(&self, signal: Signal) -> Result<(), Error> {
+    pub(crate) fn signal(&self, signal: Signal) -> Result<(), Error> {
         let child = self.child.as_ref().ok_or("the process is not running")?;
         Ok(kill_process(Pid::from_child(child), signal)?)
     }
 
     /// Ends it with SIGKILL.
-    pub(super) fn kill(&mut self) -> Result<(), Error> {
+    pub(crate) fn kill(&mut self) -> Result<(), Error> {
         if let Some(mut child) = self.child.take() {
             child.kill()?;
             child.wait()?;
@@ -92,7 +101,7 @@ impl Process {
     }
 
     /// Ends it with SIGTERM, which it must answer with exit code 0.
-    pub(super) fn stop(&mut self) -> Result<(), Error> {
+    pub(crate) fn stop(&mut self) -> Result<(), Error> {
         self.signal(Signal::TERM)?;
         let mut child = self.child.take().expect("it was signalled");
         match wait(&mut child, LIMIT)? {
@@ -111,13 +120,13 @@ impl Drop for Process {
 }
 
 /// Reads a metric of the server whose metrics are at this address.
-pub(super) fn metric(address: SocketAddr, name: &str) -> Result<u64, Error> {
+pub(crate) fn metric(address: SocketAddr, name: &str) -> Result<u64, Error> {
     let value = Metrics::read(&address.to_string())?.get(name);
     Ok(value.ok_or_else(|| format!("no metric {name}"))? as u64)
 }
 
 /// A command of the binary about the volumes of a cluster.
-pub(super) fn volume_command(binary: &Path, coordination: SocketAddr, words: &[&str]) -> Command {
+pub(crate) fn volume_command(binary: &Path, coordination: SocketAddr, words: &[&str]) -> Command {
     let mut command = clean(binary);
     command.arg("volume").args(words).arg("--coordination").arg(coordination.to_string());
     command

@@ -7,8 +7,8 @@
 //! all replicas are exact at the same index and all processes have ended on SIGTERM.
 
 mod checker;
-mod member;
-mod nbd;
+pub(crate) mod member;
+pub(crate) mod nbd;
 mod proxy;
 
 use std::collections::BTreeMap;

@@ -15,7 +15,7 @@ const REPLY_MAGIC: u32 = 0x6744_6698;
 /// The types of requests that the campaign sends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
-pub(super) enum Command {
+pub(crate) enum Command {
     Read = 0,
     Write = 1,
     Trim = 4,
@@ -24,7 +24,7 @@ pub(super) enum Command {
 
 /// A request that has not succeeded.
 #[derive(Debug)]
-pub(super) enum NbdError {
+pub(crate) enum NbdError {
     /// The connection has ended. The outcome of the request is unknown.
     Lost(io::Error),
     /// The server has answered with this error number.
@@ -47,14 +47,14 @@ impl From<io::Error> for NbdError {
 }
 
 /// A connection to the default export of a server.
-pub(super) struct Connection {
+pub(crate) struct Connection {
     stream: UnixStream,
     cookie: u64,
 }
 
 impl Connection {
     /// Connects and does the handshake.
-    pub(super) fn open(socket: &Path) -> io::Result<Self> {
+    pub(crate) fn open(socket: &Path) -> io::Result<Self> {
         let mut stream = UnixStream::connect(socket)?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;
@@ -69,7 +69,7 @@ impl Connection {
     }
 
     /// Sends a request with `data` or for `len` bytes, and returns what was read.
-    pub(super) fn request(
+    pub(crate) fn request(
         &mut self,
         command: Command,
         at: u64,
