@@ -55,13 +55,13 @@ impl Registry<'_> {
     /// Attaches a volume: takes the next epoch, with a random nonce. The caller then sends `Attach`
     /// to all groups of the volume, which refuses the owner before it.
     ///
-    /// After [`Error::Unknown`](alluvium_coordination::Error::Unknown) an epoch may be used up. Calling again takes the next one.
+    /// After an unknown outcome an epoch may be used up. Calling again takes the next one.
     ///
     /// # Errors
     /// [`RegistryError::Attached`], if another process has the volume attached, its lease is fresh,
     /// and it is not taken over; [`RegistryError::UnknownVolume`], [`RegistryError::Deleting`],
     /// [`RegistryError::NumbersUsedUp`], [`RegistryError::Contended`], and those of the service;
-    /// [`Error::LeaseNotFound`](alluvium_coordination::Error::LeaseNotFound), if the caller's lease has ended.
+    /// that the lease is not found, if the caller's lease has ended.
     pub async fn attach(&self, id: VolumeId, request: &AttachRequest) -> Result<AttachValue> {
         let number = u64::from(id.0);
         let (key, lease_key) = (self.keys.attach(number), self.keys.attach_lease(number));

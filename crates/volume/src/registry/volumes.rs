@@ -23,7 +23,7 @@ impl Registry<'_> {
     /// Creates a volume with this name and size, and returns its id. It has no groups: they are
     /// created when their region is written first.
     ///
-    /// After [`Error::Unknown`](alluvium_coordination::Error::Unknown) the volume may exist. Calling again then ends with
+    /// After an unknown outcome the volume may exist. Calling again then ends with
     /// [`RegistryError::NameTaken`].
     ///
     /// # Errors
