@@ -12,9 +12,9 @@ use std::time::Duration;
 use alluvium_chart::{Axis, Chart, Scale, Series};
 use clap::Args;
 
+use super::filesystem::{FileSystem, Limit, drop_caches, release};
 use super::load::{Load, Running, Sample, quantile, rate};
 use super::probe::Probe;
-use super::volume::{Limit, Volume, drop_caches, release};
 use super::{Bar, Peer, cpu_time, judged, median, unix_seconds};
 use crate::kafka::Kafka;
 use crate::report::{Case, Report};
@@ -186,11 +186,12 @@ fn round(
         if options.unlimited { (0, 0) } else { (options.volume_rate, options.volume_iops) };
     let needed = u64::from(options.old + FILLER_MEBIBYTES + options.rate * options.seconds);
     let gibibytes = needed.div_ceil(1024) + 3;
-    let log = Volume::new(directory, "log", gibibytes, Limit { mebibytes_per_second: rate, iops })?;
+    let limit = Limit { mebibytes_per_second: rate, iops };
+    let log = FileSystem::new(directory, "log", gibibytes, limit)?;
     let objects = match system {
         System::Alluvium => {
             let limit = Limit { mebibytes_per_second: rate, iops: 0 };
-            Some(Volume::new(directory, "objects", gibibytes, limit)?)
+            Some(FileSystem::new(directory, "objects", gibibytes, limit)?)
         }
         System::Kafka => None,
     };

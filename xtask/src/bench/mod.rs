@@ -3,6 +3,7 @@
 
 mod catch_up;
 mod disk_cache;
+mod filesystem;
 pub(crate) mod journal;
 mod kafka;
 mod load;
@@ -46,6 +47,9 @@ pub(crate) enum Bench {
     Journal(journal::Options),
     /// Check that resident memory stays below the bound from the settings, under a mixed load.
     Memory(memory::Options),
+    /// Measure a volume on three servers: the two ways of answering a write, CPU and device bytes
+    /// per write, checkpoints, failover, idle volumes. As root, on loop devices.
+    Volume(volume::Options),
 }
 
 /// Runs a benchmark. A missed target is a failure.
@@ -57,6 +61,7 @@ pub(crate) fn run(root: &Path, bench: &Bench) -> Result<Report, Error> {
         Bench::Kafka(options) => kafka::run(root, options),
         Bench::Journal(options) => Ok(journal::run(root, options)),
         Bench::Memory(options) => memory::run(root, options),
+        Bench::Volume(options) => volume::run(root, options),
     }
 }
 
@@ -162,15 +167,17 @@ fn unix_seconds() -> f64 {
 fn cpu_time(pid: u32) -> Result<Duration, Error> {
     let path = format!("/proc/{pid}/stat");
     let stat = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-    // After the name, which may contain anything.
-    let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
-    let ticks =
-        |field: usize| fields.split(' ').nth(field).and_then(|ticks| ticks.parse::<u64>().ok());
-    let (Some(user), Some(system)) = (ticks(11), ticks(12)) else {
-        return Err(format!("{path}: `{stat}`").into());
-    };
+    let ticks = cpu_ticks(&stat).ok_or_else(|| format!("{path}: `{stat}`"))?;
     let per_second = rustix::param::clock_ticks_per_second();
-    Ok(Duration::from_secs_f64((user + system) as f64 / per_second as f64))
+    Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
+}
+
+/// The clock ticks of user and system time in a line of /proc/PID/stat.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    // After the name, which may contain anything.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let ticks = |field: usize| fields.split(' ').nth(field)?.parse::<u64>().ok();
+    Some(ticks(11)? + ticks(12)?)
 }
 
 #[cfg(test)]
@@ -186,6 +193,15 @@ mod tests {
         assert!(missed(0.7, Bar::AtLeast(0.8)));
         // Without a measurement.
         assert!(missed(f64::NAN, Bar::AtMost(1.1)) && missed(f64::NAN, Bar::AtLeast(0.8)));
+    }
+
+    #[test]
+    fn cpu_ticks_are_those_of_user_and_system_time() {
+        let stat = "71 (a (b) 9 9) S 1 71 71 0 -1 4194560 35 0 1 0 120 34 7 8 20 0 5 0 99 10 11";
+        assert_eq!(cpu_ticks(stat), Some(154));
+        for incomplete in ["", "71 (a) S 1 71 71 0 -1 4194560 35 0 1 0 120", "71 a S 1"] {
+            assert_eq!(cpu_ticks(incomplete), None, "{incomplete}");
+        }
     }
 
     #[test]

@@ -1,161 +1,461 @@
-//! A separate file system on a loop device, at the speed of a cloud volume.
+//! A volume on three servers, each with a log and a store on devices of its own.
+//!
+//! The load is fio on an NBD export. All devices are files on the same disk, so each write of the
+//! volume is at least six writes of this disk, and all flushes are flushes of it. A write is always
+//! answered after a majority has flushed it in its log; with `dsync`, the leader's store has also
+//! written it with a flush.
+
+mod checkpoints;
+mod cluster;
+mod failover;
+mod fio;
+mod idle;
+mod usage;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::thread;
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-use crate::Error;
-use crate::exec::quietly;
-use crate::loopdev::LoopDevice;
+use clap::{Args, ValueEnum};
 
-/// The limits of a volume, in each direction. 0: those of the underlying disk.
-#[derive(Clone, Copy)]
-pub(super) struct Limit {
-    pub(super) mebibytes_per_second: u64,
-    pub(super) iops: u64,
+use self::cluster::{Apply, Cluster, Sizes};
+use self::fio::{Length, Measured, Target, Workload};
+use self::usage::Usage;
+use super::{Bar, judged, median};
+use crate::loopdev::{LoopDevice, write_image};
+use crate::report::{Case, Report};
+use crate::server::release_binary;
+use crate::setup::{self, Missing};
+use crate::{Error, ServerOptions};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// What to measure.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Part::ALL)]
+    parts: Vec<Part>,
+    /// Rounds of the three cases, each with both ways of answering. Medians count.
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
+    /// Duration of each run of fio.
+    #[arg(long, default_value_t = 15)]
+    seconds: u32,
+    /// Times that a leader is killed, and stopped.
+    #[arg(long, default_value_t = 10)]
+    repetitions: u32,
+    /// Numbers of volumes, ascending, with which the idle servers are measured.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 100, 1000])]
+    volumes: Vec<u32>,
+    /// Try the benchmark out: smaller devices, one round, runs of 3 s, one repetition, 1 and 10
+    /// volumes. The figures mean nothing.
+    #[arg(long)]
+    quick: bool,
+    #[command(flatten)]
+    server: ServerOptions,
 }
 
-/// An empty ext4. It is unmounted when dropped; the image is kept for the next one.
-pub(super) struct Volume {
-    mount: PathBuf,
-    /// Major and minor number.
-    number: String,
-    device: Option<LoopDevice>,
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// The three cases, deferred and dsync.
+    Cases,
+    /// Latency with and without a checkpoint in progress.
+    Checkpoints,
+    /// The time to the next answer after a leader is killed, or stopped.
+    Failover,
+    /// Processor time of idle servers.
+    Idle,
 }
 
-/// The controller of cgroup v1. At its root it limits all I/O of a device, including that of the
-/// file system's writers in the kernel.
-const THROTTLE: &str = "/sys/fs/cgroup/blkio/blkio.throttle";
+impl Part {
+    const ALL: [Self; 4] = [Self::Cases, Self::Checkpoints, Self::Failover, Self::Idle];
+}
 
-impl Volume {
-    /// Creates a volume in `directory`, in the image of an earlier one if there is one. Needs root,
-    /// loop devices and, with a limit, cgroup v1.
-    pub(super) fn new(
-        directory: &Path,
-        name: &str,
-        gibibytes: u64,
-        limit: Limit,
-    ) -> Result<Self, Error> {
-        let (mount, image) = (directory.join(name), directory.join(format!("{name}.img")));
-        fs::create_dir_all(&mount)?;
-        if !image.exists() {
-            // Written completely: where the file has no block yet, or one that was never written, a
-            // flush of the volume also commits the journal of the underlying file system, and
-            // everything on the disk waits for everything else.
-            let mut write = Command::new("dd");
-            write.args(["if=/dev/zero", "bs=1M", "oflag=direct", "conv=fsync"]);
-            write.arg(format!("count={}", gibibytes << 10));
-            quietly(write.arg(format!("of={}", image.display())))?;
-        }
-        let options = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
-        quietly(Command::new("mkfs.ext4").args(["-q", "-F", "-E", options]).arg(&image))?;
-        let device = LoopDevice::attach(&image)?;
-        let number = number(&device)?;
-        quietly(Command::new("mount").arg(device.path()).arg(&mount))?;
-        let volume = Self { mount, number, device: Some(device) };
-        set_limit(&volume.number, limit)?;
-        Ok(volume)
+/// Less than 6 GiB for three servers. The stores have room for the slots of idle volumes.
+const SIZES: Sizes = Sizes { log: 512, store: 1152, volume: 768 };
+const QUICK_SIZES: Sizes = Sizes { log: 192, store: 288, volume: 192 };
+/// The size of the device on which the disk itself is measured.
+const DISK_MEBIBYTES: u64 = 256;
+
+const RANDOM_DEEP: Workload =
+    Workload { name: "4K random, depth 128", pattern: "randwrite", block_kibibytes: 4, depth: 128 };
+const SEQUENTIAL: Workload = Workload {
+    name: "512K sequential, depth 128",
+    pattern: "write",
+    block_kibibytes: 512,
+    depth: 128,
+};
+const RANDOM_ONE: Workload =
+    Workload { name: "4K random, depth 1", pattern: "randwrite", block_kibibytes: 4, depth: 1 };
+
+/// A case, with the targets of its throughput, deferred over dsync, and of its device bytes per
+/// user byte and copy.
+const CASES: [(Workload, f64, f64); 3] =
+    [(RANDOM_DEEP, 2.1, 2.2), (SEQUENTIAL, 1.35, 2.2), (RANDOM_ONE, 1.3, 3.1)];
+/// The target of the processor time of a write of 4 KiB, in microseconds, without fio.
+const CPU_US: f64 = 100.0;
+
+pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
+    let binary = release_binary(root, options.server.server.as_deref())?;
+    let directory = root.join("target/e2e/run/bench-volume");
+    let mut report = Report::default();
+    report.suite("bench volume", || match setup::nbd_clients() {
+        Ok(()) => measure(&binary, &directory, options),
+        Err(Missing::NotAllowed(reason)) => Ok(vec![Case::skipped("bench volume", reason)]),
+        Err(Missing::Failed(error)) => Err(error),
+    });
+    Ok(report)
+}
+
+fn measure(binary: &Path, directory: &Path, options: &Options) -> Result<Vec<Case>, Error> {
+    if directory.exists() {
+        // Detaches the devices of an earlier run that was interrupted.
+        drop(LoopDevice::left_in(directory)?);
+        fs::remove_dir_all(directory)?;
     }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.mount
+    fs::create_dir_all(directory)?;
+    let mut cases = Vec::new();
+    let ended = Plan::new(options).run(binary, directory, &mut cases);
+    if ended.is_ok() {
+        fs::remove_dir_all(directory)?;
+    } else {
+        println!("logs are kept in {}", directory.display());
+        remove_images(directory)?;
     }
+    ended?;
+    Ok(cases)
 }
 
-/// The device's major and minor number.
-fn number(device: &LoopDevice) -> Result<String, Error> {
-    let name = device.path().file_name().expect("a device has a name").to_string_lossy();
-    Ok(fs::read_to_string(format!("/sys/block/{name}/dev"))?.trim().to_owned())
-}
-
-fn set_limit(number: &str, limit: Limit) -> Result<(), Error> {
-    for direction in ["read", "write"] {
-        for (kind, most) in [("bps", limit.mebibytes_per_second << 20), ("iops", limit.iops)] {
-            let path = format!("{THROTTLE}.{direction}_{kind}_device");
-            let set = fs::write(&path, format!("{number} {most}"));
-            if let Err(error) = set
-                && most > 0
-            {
-                return Err(format!("{path}: {error}; --unlimited does not need it").into());
-            }
+/// Removes the files of the devices, which are large.
+fn remove_images(directory: &Path) -> Result<(), Error> {
+    for file in fs::read_dir(directory)? {
+        let path = file?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if ["log", "store", "disk"].iter().any(|start| name.starts_with(start)) {
+            fs::remove_file(path)?;
         }
     }
     Ok(())
 }
 
-/// Removes the volumes in `directory` that a run left when it was ended by a signal. Others are not
-/// touched.
-///
-/// # Errors
-/// A process of that run still uses one.
-pub(super) fn release(directory: &Path) -> Result<(), Error> {
-    // The path as the kernel names it.
-    let directory = directory.canonicalize()?;
-    let mounts = fs::read_to_string("/proc/self/mounts")?;
-    for mount in mounts.lines().rev().filter_map(|line| mounted_in(line, &directory)) {
-        println!("{} is still mounted: an earlier run was interrupted", mount.display());
-        quietly(Command::new("umount").arg(mount))?;
+/// What is measured, and for how long.
+pub(super) struct Plan {
+    parts: Vec<Part>,
+    sizes: Sizes,
+    rounds: u32,
+    seconds: u32,
+    repetitions: u32,
+    volumes: Vec<u32>,
+    idle_seconds: u64,
+}
+
+impl Plan {
+    fn new(options: &Options) -> Self {
+        let parts = options.parts.clone();
+        match options.quick {
+            true => Self {
+                parts,
+                sizes: QUICK_SIZES,
+                rounds: 1,
+                seconds: 3,
+                repetitions: 1,
+                volumes: vec![1, 10],
+                idle_seconds: 3,
+            },
+            false => Self {
+                parts,
+                sizes: SIZES,
+                rounds: options.rounds,
+                seconds: options.seconds,
+                repetitions: options.repetitions,
+                volumes: options.volumes.clone(),
+                idle_seconds: 30,
+            },
+        }
     }
-    for device in LoopDevice::left_in(&directory)? {
-        println!("{} is still attached: an earlier run was interrupted", device.path().display());
-        set_limit(&number(&device)?, Limit { mebibytes_per_second: 0, iops: 0 })?;
+
+    fn run(&self, binary: &Path, directory: &Path, cases: &mut Vec<Case>) -> Result<(), Error> {
+        println!(
+            "all devices are files of {}, on one disk; a write is answered when two of three \
+             servers have flushed it in their logs, with dsync also when the leader's store has \
+             written it with a flush",
+            directory.display()
+        );
+        measure_disk(directory, self.seconds.min(5))?;
+        let mut cluster = Cluster::create(binary, directory, self.sizes)?;
+        cluster.start_export()?;
+        let target = cluster.socket();
+        // Each block has a place in the store before anything is measured.
+        fio::run(
+            directory,
+            &Target::Export(&target),
+            self.sizes.volume,
+            &SEQUENTIAL,
+            Length::Once,
+            None,
+        )?;
+        if self.parts.contains(&Part::Cases) {
+            cases.extend(self.cases(&mut cluster)?);
+        }
+        cluster.restart(Apply::Deferred)?;
+        if self.parts.contains(&Part::Checkpoints) {
+            cases.extend(checkpoints::measure(&cluster, self)?);
+        }
+        if self.parts.contains(&Part::Failover) {
+            cases.extend(failover::measure(&mut cluster, self)?);
+        }
+        if self.parts.contains(&Part::Idle) {
+            cluster.stop_export()?;
+            cases.extend(idle::measure(&cluster, self)?);
+        }
+        cluster.stop()
     }
+
+    /// The three cases, deferred and dsync in turns.
+    fn cases(&self, cluster: &mut Cluster) -> Result<Vec<Case>, Error> {
+        let mut samples = Vec::new();
+        for round in 1..=self.rounds {
+            let mut modes = [Apply::Deferred, Apply::Dsync];
+            if round % 2 == 0 {
+                modes.reverse();
+            }
+            for apply in modes {
+                cluster.restart(apply)?;
+                for (workload, ..) in &CASES {
+                    let sample = self.sample(cluster, apply, *workload)?;
+                    println!("round {round}: {}", sample.line());
+                    samples.push(sample);
+                }
+            }
+        }
+        println!("\n{}", table(&samples));
+        Ok(judge(&samples))
+    }
+
+    fn sample(&self, cluster: &Cluster, apply: Apply, workload: Workload) -> Result<Sample, Error> {
+        let socket = cluster.socket();
+        let before = cluster.settled()?;
+        let start = Instant::now();
+        let fio = fio::run(
+            &cluster.directory,
+            &Target::Export(&socket),
+            self.sizes.volume,
+            &workload,
+            Length::Seconds(self.seconds),
+            None,
+        )?;
+        let seconds = start.elapsed().as_secs_f64();
+        let during = cluster.usage()?.since(&before);
+        let all = cluster.settled()?.since(&before);
+        Ok(Sample { apply, workload, fio, seconds, during, all })
+    }
+}
+
+/// What the disk does by itself, for comparison.
+fn measure_disk(directory: &Path, seconds: u32) -> Result<(), Error> {
+    let file = directory.join("disk");
+    write_image(&file, DISK_MEBIBYTES)?;
+    let device = LoopDevice::attach(&file);
+    let path = device.as_ref().map_or(&*file, LoopDevice::path);
+    let flushed: &[&str] = &["--sync=dsync"];
+    for (workload, arguments, flush) in [
+        (RANDOM_DEEP, &[][..], "no flush"),
+        (RANDOM_DEEP, flushed, "a flush per write"),
+        (SEQUENTIAL, &[][..], "no flush"),
+        (SEQUENTIAL, flushed, "a flush per write"),
+        (RANDOM_ONE, flushed, "a flush per write"),
+    ] {
+        let target = Target::Device(path, arguments);
+        let length = Length::Seconds(seconds);
+        let fio = fio::run(directory, &target, DISK_MEBIBYTES, &workload, length, None)?;
+        println!(
+            "the disk, {}, {flush}: {:.0} IOPS, {:.1} MiB/s, p50 {:.0} us, p99 {:.0} us",
+            workload.name,
+            fio.iops,
+            fio.mebibytes_per_second(),
+            fio.p50_us,
+            fio.p99_us,
+        );
+    }
+    drop(device);
+    fs::remove_file(&file)?;
     Ok(())
 }
 
-/// Returns the mount point in a line of /proc/self/mounts if it is inside the directory and not the
-/// directory itself.
-fn mounted_in(line: &str, directory: &Path) -> Option<PathBuf> {
-    let mut place = line.split(' ').nth(1)?.to_owned();
-    // The kernel writes these characters as octal escapes.
-    for (number, character) in [(r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", r"\")] {
-        place = place.replace(number, character);
-    }
-    let place = PathBuf::from(place);
-    (place.starts_with(directory) && place != directory).then_some(place)
+/// One run of fio, and what it has cost.
+struct Sample {
+    apply: Apply,
+    workload: Workload,
+    fio: Measured,
+    /// Duration of the run of fio, with its start.
+    seconds: f64,
+    /// What was used while fio ran.
+    during: Usage,
+    /// What was used until everything was written to the stores.
+    all: Usage,
 }
 
-impl Drop for Volume {
-    fn drop(&mut self) {
-        let _ = set_limit(&self.number, Limit { mebibytes_per_second: 0, iops: 0 });
-        // A process that was killed a moment ago may still use it.
-        for _ in 0..50 {
-            if quietly(Command::new("umount").arg(&self.mount)).is_ok() {
-                break;
+/// A figure of a sample.
+type Figure = (&'static str, fn(&Sample) -> f64);
+
+const FIGURES: [Figure; 17] = [
+    ("IOPS", |sample| sample.fio.iops),
+    ("MiB/s", |sample| sample.fio.mebibytes_per_second()),
+    ("p50, us", |sample| sample.fio.p50_us),
+    ("p99, us", |sample| sample.fio.p99_us),
+    ("CPU per write, us", Sample::cpu_us),
+    ("of it three servers", |sample| sample.per_write_us(sample.all.all_servers_cpu())),
+    ("of it the export", |sample| sample.per_write_us(sample.all.export_cpu)),
+    ("fio's CPU, % of one", |sample| sample.fio.cpu_percent),
+    ("device bytes (kernel)", |sample| sample.amplification(sample.all.kernel_bytes())),
+    ("device bytes (counters)", |sample| {
+        sample.amplification(Some(sample.all.counters.device_bytes()))
+    }),
+    ("of it the log", |sample| sample.amplification(Some(sample.all.counters.log_bytes))),
+    ("of it sectors", |sample| sample.amplification(Some(sample.all.counters.checkpoint_bytes))),
+    ("device flushes/s", |sample| {
+        let flushes = sample.during.log.zip(sample.during.store);
+        flushes.map_or(f64::NAN, |(log, store)| (log.flushes + store.flushes) as f64)
+            / sample.seconds
+    }),
+    ("log writes/s", |sample| sample.during.counters.log_writes / sample.seconds),
+    ("records per log write", |sample| {
+        sample.during.counters.records / sample.during.counters.log_writes
+    }),
+    ("turns/s", |sample| sample.during.counters.turns / sample.seconds),
+    ("checkpoints", |sample| sample.during.counters.checkpoints),
+];
+
+impl Sample {
+    fn per_write_us(&self, cpu: Duration) -> f64 {
+        cpu.as_secs_f64() * 1e6 / self.fio.writes as f64
+    }
+
+    /// Processor time of the servers and the export for each write, in microseconds.
+    fn cpu_us(&self) -> f64 {
+        self.per_write_us(self.all.all_servers_cpu() + self.all.export_cpu)
+    }
+
+    /// Device bytes per user byte and copy.
+    fn amplification(&self, bytes: Option<f64>) -> f64 {
+        bytes.unwrap_or(f64::NAN) / (self.fio.bytes as f64 * cluster::SERVERS as f64)
+    }
+
+    /// Device bytes per user byte and copy, as the kernel counts them if it does.
+    fn device_bytes(&self) -> f64 {
+        let counted = self.all.counters.device_bytes();
+        self.amplification(Some(self.all.kernel_bytes().unwrap_or(counted)))
+    }
+
+    fn line(&self) -> String {
+        let figures = FIGURES.iter().map(|(name, figure)| format!("{name} {:.2}", figure(self)));
+        let figures: Vec<String> = figures.collect();
+        format!("{}, {}: {}", self.workload.name, self.apply.name(), figures.join("; "))
+    }
+}
+
+fn of<'a>(
+    samples: &'a [Sample],
+    workload: &'a Workload,
+    apply: Apply,
+) -> impl Iterator<Item = &'a Sample> {
+    samples.iter().filter(move |sample| sample.workload == *workload && sample.apply == apply)
+}
+
+/// Medians over the rounds. Log writes, turns and checkpoints are those of all servers together.
+fn table(samples: &[Sample]) -> String {
+    let mut text = format!("{:<26}", "medians of the rounds");
+    for (workload, ..) in &CASES {
+        text.push_str(&format!("{:>32}", workload.name));
+    }
+    text.push_str(&format!("\n{:<26}", ""));
+    for _ in &CASES {
+        text.push_str(&format!("{:>16}{:>16}", "deferred", "dsync"));
+    }
+    for (name, figure) in FIGURES {
+        text.push_str(&format!("\n{name:<26}"));
+        for (workload, ..) in &CASES {
+            for apply in [Apply::Deferred, Apply::Dsync] {
+                let value = median(of(samples, workload, apply).map(figure));
+                text.push_str(&format!("{value:>16.2}"));
             }
-            thread::sleep(Duration::from_millis(100));
         }
-        self.device = None;
     }
+    text
 }
 
-/// Drops the file system's cache of all files.
-pub(super) fn drop_caches() -> Result<(), Error> {
-    const PATH: &str = "/proc/sys/vm/drop_caches";
-    fs::write(PATH, "1").map_err(|error| format!("{PATH}: {error}").into())
+/// Compares with the targets. Ratios are those of the runs of one round.
+fn judge(samples: &[Sample]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (workload, least_ratio, most_bytes) in &CASES {
+        let pairs = of(samples, workload, Apply::Deferred).zip(of(samples, workload, Apply::Dsync));
+        let ratio = median(pairs.map(|(deferred, dsync)| deferred.fio.iops / dsync.fio.iops));
+        let name = format!("{}: deferred over dsync", workload.name);
+        cases.push(judged(&name, ratio, Bar::AtLeast(*least_ratio)));
+        let deferred = || of(samples, workload, Apply::Deferred);
+        let name = format!("{}: device bytes per user byte and copy", workload.name);
+        cases.push(judged(
+            &name,
+            median(deferred().map(Sample::device_bytes)),
+            Bar::AtMost(*most_bytes),
+        ));
+        if *workload == RANDOM_DEEP {
+            let name = format!("{}: us of CPU per write", workload.name);
+            cases.push(judged(&name, median(deferred().map(Sample::cpu_us)), Bar::AtMost(CPU_US)));
+        }
+    }
+    cases
 }
 
 #[cfg(test)]
 mod tests {
+    use super::usage::{Counters, DeviceStat};
     use super::*;
 
+    fn sample(apply: Apply, iops: f64, cpu_ms: u64, kibibytes: u64) -> Sample {
+        let usage = Usage {
+            servers_cpu: vec![Duration::from_millis(cpu_ms); 3],
+            export_cpu: Duration::from_millis(cpu_ms),
+            log: Some(DeviceStat { bytes: kibibytes << 10, ..DeviceStat::default() }),
+            store: Some(DeviceStat::default()),
+            counters: Counters::default(),
+        };
+        let fio = Measured { writes: 1000, bytes: 4096 * 1000, iops, ..Measured::default() };
+        let during = usage.clone();
+        Sample { apply, workload: RANDOM_DEEP, fio, seconds: 1.0, during, all: usage }
+    }
+
+    /// The cases that fail.
+    fn missed(samples: &[Sample]) -> Vec<String> {
+        let of_workload = |case: &Case| case.name.starts_with(RANDOM_DEEP.name);
+        let missed = judge(samples).into_iter().filter(Case::has_failed).filter(of_workload);
+        missed.map(|case| case.name.split(": ").nth(1).unwrap_or_default().to_owned()).collect()
+    }
+
     #[test]
-    fn only_mounts_inside_the_directory_are_found() {
-        let directory = Path::new("/srv/run of tests");
-        let found = |line: &str| mounted_in(line, directory);
-        let inside = Path::new("/srv/run of tests/log");
-        let line = r"/dev/loop3 /srv/run\040of\040tests/log ext4 rw 0 0";
-        assert_eq!(found(line).as_deref(), Some(inside));
-        for elsewhere in [
-            "/dev/loop3 /srv/log ext4 rw 0 0",
-            r"/dev/loop3 /srv/run\040of\040tests2/log ext4 rw 0 0",
-            r"/dev/sdb /srv/run\040of\040tests ext4 rw 0 0",
-            r"/srv/run\040of\040tests/log /mnt ext4 rw 0 0",
-            "",
-        ] {
-            assert_eq!(found(elsewhere), None, "{elsewhere}");
-        }
+    fn figures_are_compared_with_their_targets() {
+        // 4 * 25 ms for 1,000 writes; 2.2 times three copies of 4 KiB each.
+        let good = || sample(Apply::Deferred, 2100.0, 25, 26_400);
+        assert_eq!(good().cpu_us(), 100.0);
+        assert!((good().device_bytes() - 2.2).abs() < 1e-9);
+        let dsync = || sample(Apply::Dsync, 1000.0, 90, 90_000);
+        assert!(missed(&[good(), dsync()]).is_empty());
+        assert_eq!(
+            missed(&[sample(Apply::Deferred, 2000.0, 26, 27_000), dsync()]),
+            ["deferred over dsync", "device bytes per user byte and copy", "us of CPU per write"]
+        );
+        // Each round has a ratio of its own.
+        let slow =
+            || [sample(Apply::Deferred, 210.0, 25, 26_400), sample(Apply::Dsync, 99.0, 1, 1)];
+        let rounds: Vec<Sample> =
+            [good(), dsync()].into_iter().chain(slow()).chain(slow()).collect();
+        assert!(missed(&rounds).is_empty());
+    }
+
+    #[test]
+    fn each_case_has_two_columns() {
+        let text =
+            table(&[sample(Apply::Deferred, 2100.0, 25, 1), sample(Apply::Dsync, 9.0, 1, 1)]);
+        let iops = text.lines().find(|line| line.starts_with("IOPS")).unwrap();
+        let figures: Vec<&str> = iops.split_whitespace().skip(1).collect();
+        assert_eq!(figures, ["2100.00", "9.00", "NaN", "NaN", "NaN", "NaN"]);
     }
 }

@@ -61,6 +61,7 @@ impl Process {
         }
     }
 
+    /// The ID of the current process.
     pub(crate) fn pid(&self) -> Result<u32, Error> {
         Ok(self.child.as_ref().ok_or("the process is not running")?.id())
     }

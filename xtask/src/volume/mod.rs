@@ -461,7 +461,7 @@ impl Campaign {
 }
 
 /// The servers with leaders, counted from 0.
-fn leaders(replicas: &[serde_json::Value]) -> Vec<usize> {
+pub(crate) fn leaders(replicas: &[serde_json::Value]) -> Vec<usize> {
     let leaders = replicas.iter().filter(|replica| replica["role"] == "leader");
     let server = |replica: &serde_json::Value| replica["server"].as_u64().unwrap_or(0) as usize;
     leaders.map(server).filter_map(|server| server.checked_sub(1)).collect()

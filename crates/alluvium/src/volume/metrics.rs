@@ -33,11 +33,16 @@ impl Collector for VolumeCollector {
         let gauges = [
             ("volume_slots", "Slots of 256 KiB of the store", view.slots.into()),
             ("volume_free_slots", "Slots of the store that are free", view.free_slots.into()),
-            ("volume_ring_bytes", "Size of the log's ring", view.ring_bytes),
-            ("volume_ring_used_bytes", "Bytes of the log's ring in use", view.ring_used_bytes),
+            ("volume_ring_bytes", "Size of the log's ring", view.log.ring_bytes),
+            ("volume_ring_used_bytes", "Bytes of the log's ring in use", view.log.used_bytes),
+            (
+                "volume_checkpoint_running",
+                "1 while a checkpoint is in progress",
+                view.is_checkpointing.into(),
+            ),
         ];
         encode_gauges(&mut encoder, &gauges)?;
-        let counters = view.counters;
+        let (counters, log, store) = (view.counters, view.log, view.store);
         encode_counters(
             &mut encoder,
             &[
@@ -71,6 +76,24 @@ impl Collector for VolumeCollector {
                     counters.commit_records,
                 ),
                 ("volume_elections", "Elections that a replica here has won", counters.elections),
+                ("volume_turns", "Turns of the task that serves all replicas", counters.turns),
+                ("volume_store_block_writes", "Writes of blocks to the store", store.block_writes),
+                ("volume_store_block_bytes", "Bytes of these writes", store.block_bytes),
+                (
+                    "volume_store_checkpoint_bytes",
+                    "Bytes of sectors and superblocks written by checkpoints",
+                    store.checkpoint_bytes,
+                ),
+                (
+                    "volume_store_flushes",
+                    "Flushes of the store, and writes that carried one",
+                    store.flushes,
+                ),
+                ("wal_records", "Records appended", log.records),
+                ("wal_payload_bytes", "Payload of the records appended", log.payload_bytes),
+                ("wal_device_bytes", "Bytes of block writes", log.device_bytes),
+                ("wal_block_writes", "Block writes completed", log.block_writes),
+                ("wal_flushed_writes", "Writes that carried a flush or FUA", log.flushed_writes),
             ],
         )
     }

@@ -300,8 +300,9 @@ impl Driver {
         let mut view = self.view.lock();
         view.counters = self.shard.counters();
         (view.slots, view.free_slots) = (slots, free_slots);
-        let stats = self.shard.wal().stats();
-        (view.ring_bytes, view.ring_used_bytes) = (stats.ring_bytes, stats.used_bytes);
+        view.is_checkpointing = self.shard.is_checkpointing();
+        view.log = self.shard.wal().stats();
+        view.store = self.shard.store_counters();
     }
 }
 

@@ -32,6 +32,7 @@ use crate::net::{
 };
 use crate::registry::Registry;
 use crate::shard::{Apply, ShardCounters};
+use crate::store::StoreCounters;
 use crate::types::ServerId;
 
 /// What a server needs.
@@ -65,10 +66,12 @@ pub struct ServerView {
     pub slots: u32,
     /// Free slots of the store.
     pub free_slots: u32,
-    /// Bytes of the log's ring.
-    pub ring_bytes: u64,
-    /// Bytes of the ring in use.
-    pub ring_used_bytes: u64,
+    /// Whether a checkpoint is in progress.
+    pub is_checkpointing: bool,
+    /// Statistics of the log.
+    pub log: alluvium_wal::Stats,
+    /// What the store has written.
+    pub store: StoreCounters,
 }
 
 /// A server that is open.

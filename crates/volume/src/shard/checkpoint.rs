@@ -75,6 +75,11 @@ impl Checkpointing {
         Self { wanted: false, covered: None, step: Step::Idle, swap: Swap::default() }
     }
 
+    /// Whether a checkpoint is in progress.
+    pub(super) fn is_running(&self) -> bool {
+        !matches!(self.step, Step::Idle)
+    }
+
     /// What the log must have durably for the checkpoint to go on.
     pub(super) fn awaits_log(&self) -> Option<LogOffset> {
         matches!(self.step, Step::Record).then_some(self.swap.end)

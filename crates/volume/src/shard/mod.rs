@@ -38,7 +38,7 @@ use crate::log::{LogWriter, Loss};
 use crate::messages::{PeerBody, PeerMessage, PullFrame, PullRequest};
 use crate::request::{Answer, Request, RequestError};
 use crate::rules::Broken;
-use crate::store::{ReadId, Store, StoreError};
+use crate::store::{ReadId, Store, StoreCounters, StoreError};
 use crate::types::{GroupId, Index, PeerId, ServerId};
 
 pub use recovery::{OpenError, Opening, Recovered};
@@ -314,6 +314,8 @@ pub struct Shard {
 /// Counts of what a shard has done, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardCounters {
+    /// Turns: calls of [`Shard::turn`].
+    pub turns: u64,
     /// Ops that were applied at their leader and answered.
     pub ops: u64,
     /// Ops among them that had taken effect before.
@@ -349,6 +351,7 @@ impl Shard {
         out: &mut Output,
     ) -> Result<(), ShardFailure> {
         self.now = now;
+        self.counters.turns += 1;
         self.tick(out);
         loop {
             let mut is_busy = self.take_durable(out);
@@ -494,6 +497,16 @@ impl Shard {
             replica.memory().truncated(),
             replica.memory().last(),
         )
+    }
+
+    /// Whether a checkpoint is in progress.
+    pub fn is_checkpointing(&self) -> bool {
+        self.checkpoint.is_running()
+    }
+
+    /// Counts of what the store has written.
+    pub fn store_counters(&self) -> StoreCounters {
+        self.store.counters()
     }
 
     /// Counts of what the shard has done.

@@ -8,7 +8,7 @@ use alluvium_wal::{DeviceOffset, LogOffset};
 use bytes::Bytes;
 
 use super::error::StoreError;
-use super::io::{Completed, Io, Purpose};
+use super::io::{Completed, Io, Purpose, StoreCounters};
 use super::layout::SLOT_BLOCKS;
 use super::overlay::{ChunkKey, Content, FlightId, Overlay, WriteBack, first_key};
 use super::pending::{Progress, Pulls, Reads};
@@ -185,6 +185,11 @@ impl Store {
     /// any, the store may lack blocks of any replica that existed at the opening.
     pub fn damaged_slots(&self) -> u32 {
         self.slots.lost_count()
+    }
+
+    /// Counts of what the store has written.
+    pub fn counters(&self) -> StoreCounters {
+        self.io.counters()
     }
 
     /// Memory of blocks that are applied or pulled and not yet written, in bytes.

@@ -29,16 +29,30 @@ pub(super) type Completed = (Purpose, Result<Option<AlignedBuf>, DeviceError>);
 /// It must neither block nor call the store.
 pub type Wake = Arc<dyn Fn() + Send + Sync>;
 
+/// Counts of what a store has submitted to its device since the opening.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreCounters {
+    /// Writes of blocks.
+    pub block_writes: u64,
+    /// Bytes of these writes.
+    pub block_bytes: u64,
+    /// Bytes of sectors and superblocks, which checkpoints write.
+    pub checkpoint_bytes: u64,
+    /// Flushes, and writes that carry one.
+    pub flushes: u64,
+}
+
 /// The device, with the completions that were not taken yet.
 pub(super) struct Io {
     device: SharedDevice,
+    counters: StoreCounters,
     completed: Arc<Mutex<Vec<Completed>>>,
     wake: Wake,
 }
 
 impl Io {
     pub(super) fn new(device: SharedDevice, wake: Wake) -> Self {
-        Self { device, completed: Arc::default(), wake }
+        Self { device, counters: StoreCounters::default(), completed: Arc::default(), wake }
     }
 
     pub(super) fn alloc(&self, len_bytes: usize) -> AlignedBuf {
@@ -50,11 +64,30 @@ impl Io {
         self.submit(Request::Read { at, buf }, Purpose::Read(number));
     }
 
-    pub(super) fn write(&self, at: DeviceOffset, buf: SharedBuf, durable: bool, purpose: Purpose) {
+    pub(super) fn counters(&self) -> StoreCounters {
+        self.counters
+    }
+
+    pub(super) fn write(
+        &mut self,
+        at: DeviceOffset,
+        buf: SharedBuf,
+        durable: bool,
+        purpose: Purpose,
+    ) {
+        let len_bytes = buf.len() as u64;
+        if let Purpose::Blocks { .. } = purpose {
+            self.counters.block_writes += 1;
+            self.counters.block_bytes += len_bytes;
+        } else {
+            self.counters.checkpoint_bytes += len_bytes;
+        }
+        self.counters.flushes += u64::from(durable);
         self.submit(Request::Write { at, buf, durable }, purpose);
     }
 
-    pub(super) fn flush(&self) {
+    pub(super) fn flush(&mut self) {
+        self.counters.flushes += 1;
         self.submit(Request::Flush, Purpose::Flush);
     }
 

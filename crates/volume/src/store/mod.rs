@@ -27,7 +27,7 @@ mod superblock_tests;
 
 pub use block_store::{Expected, KnownReplica, NoSlots, Store, StoreOptions};
 pub use error::{Ahead, CopyDamage, StoreError};
-pub use io::Wake;
+pub use io::{StoreCounters, Wake};
 pub use layout::{
     Layout, LayoutError, MAX_CAPACITY_BYTES, META_START, MIN_CAPACITY_BYTES, PAGE_SECTORS,
     SECTOR_BYTES, SLOT_BLOCKS, SLOT_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
