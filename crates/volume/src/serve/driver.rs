@@ -114,9 +114,9 @@ impl Driver {
                 durable = awaited.map(wait);
             }
             let wakes_at = Duration::from_millis(self.shard.wakes_at());
-            let wal = self.shard.wal();
+            let (wal, waits_for_space) = (self.shard.wal(), self.shard.waits_for_space());
             let has_space = async {
-                match self.shard.waits_for_space() {
+                match waits_for_space {
                     true => wal.wait_space().await,
                     false => std::future::pending().await,
                 }

@@ -21,6 +21,7 @@ use alluvium_wal::Options;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
 pub use self::opening::ServeError;
@@ -227,17 +228,25 @@ impl Server {
     pub async fn run(self, listener: TcpListener) -> Result<(), ServeError> {
         let Self { net, driver, control, .. } = self;
         let control = tokio::spawn(control.run());
+        // On a worker thread, where what the connections receive and send reaches it without a
+        // switch of threads.
+        let mut driving = JoinSet::new();
+        driving.spawn(driver.run());
         let accept = net.serve(listener);
         let result = {
-            let run = driver.run();
-            tokio::pin!(accept, run);
+            let ended = driving.join_next();
+            tokio::pin!(accept, ended);
             // Accepting ends with the driver, and not before.
             let result = tokio::select! {
-                result = &mut run => result,
-                () = &mut accept => run.await,
+                result = &mut ended => result,
+                () = &mut accept => ended.await,
             };
             net.stop();
             result
+        };
+        let result = match result.expect("the driver was spawned") {
+            Ok(result) => result,
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
         };
         control.abort();
         result.map_err(ServeError::Failed)
