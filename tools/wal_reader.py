@@ -68,14 +68,45 @@ def crc32c_table():
 
 CRC32C = crc32c_table()
 
+# Multiples of the polynomial that have few terms, as exponents: x^5685 is congruent to x^1362 + x^426 + 1. Multiplying all
+# exponents by a power of two gives a multiple again. Long data are reduced by these with shifts of one large integer, which
+# is about 40 times as fast as the table.
+SPARSE = ((5685, 1362, 426, 0), (290, 136, 113, 107, 32, 0))
+LARGEST_SCALE = 16
+SHORT = 128
+
 
 def crc32c(data, crc=0):
     """Returns the checksum of `data`; with the `crc` of the preceding bytes, that of both."""
-    table = CRC32C
     crc ^= 0xFFFFFFFF
+    if len(data) > SHORT:
+        data, crc = reduced(data, crc), 0
+    table = CRC32C
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF
+
+
+def reduced(data, crc):
+    """Returns short data that have the checksum register of `data` after it began as `crc`, if it begins as 0."""
+    # The first bit has the highest power of x: it is the lowest one of the integer.
+    bits, value = 8 * len(data), int.from_bytes(data, "little") ^ crc
+    for degree, *terms in SPARSE:
+        for scale in range(LARGEST_SCALE, -1, -1):
+            scaled = degree << scale
+            # As many bits as can be replaced at once: none of the replacements is one of them.
+            most = scaled - (terms[0] << scale)
+            while bits - scaled >= 8:
+                count = min(most, bits - scaled) & -8
+                low = value & ((1 << count) - 1)
+                value >>= count
+                for term in terms:
+                    value ^= low << (scaled - (term << scale) - count)
+                bits -= count
+    return value.to_bytes(bits // 8, "little")
+
+
+assert crc32c(b"123456789") == 0xE3069283 and crc32c(bytes(4096)) == 0x98F94189
 
 
 def page_floor(x):
@@ -132,6 +163,11 @@ class Header:
     shutdown: int
     origin: int
     mark: int
+
+    @property
+    def order(self):
+        """The valid header with the greatest one counts (3)."""
+        return self.epoch, self.generation
 
     @property
     def ring(self):
@@ -193,12 +229,12 @@ def newest(slots):
     if "future" in kinds:
         raise Refused(f"written by a newer version: {invalid}")
     if len(valid) == 2:
-        if valid[0].generation == valid[1].generation:
+        if valid[0].order == valid[1].order:
             raise Damaged("both headers have the same generation: two writers, or a copied slot")
         if valid[0].wal_id != valid[1].wal_id:
             raise Damaged("the headers are of two different logs")
     if valid:
-        return max(valid, key=lambda header: header.generation)
+        return max(valid, key=lambda header: header.order)
     if kinds == ["empty", "empty"]:
         raise Refused("not formatted: both header slots are zero")
     if "damaged" in kinds:

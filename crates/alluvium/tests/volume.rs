@@ -4,80 +4,15 @@
 mod support;
 
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use support::cluster::{Cluster, EXPORTED};
 use support::nbd::{Nbd, SHUTDOWN};
-use support::{Server, alluvium, contains, ok, ok_json, own_address, refused, until};
+use support::{Server, alluvium, contains, refused, until};
 
 const BLOCK: usize = 4096;
-const READY: &str = " is ready: ";
-const EXPORTED: &str = " is exported: ";
-
-/// A cluster in a directory of its own.
-struct Cluster {
-    directory: tempfile::TempDir,
-    coordination: String,
-}
-
-impl Cluster {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        Self { directory, coordination: own_address() }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn words<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
-        [&["volume"], words, &["--coordination", &self.coordination]].concat()
-    }
-
-    fn ok(&self, words: &[&str]) -> String {
-        ok(&self.words(words))
-    }
-
-    fn json(&self, words: &[&str]) -> Value {
-        ok_json(&self.words(&[words, &["--json"]].concat()))
-    }
-
-    #[track_caller]
-    fn refused(&self, words: &[&str], parts: &[&str]) {
-        contains(&refused(1, &self.words(words)), parts);
-    }
-
-    /// The command of a server with this log and this store. The first one hosts the coordination
-    /// service.
-    fn serve(&self, log: usize, store: usize) -> Command {
-        let mut command = alluvium();
-        command.args(self.words(&["serve", "--listen", "127.0.0.1:0"]));
-        command.args(["--wal-capacity", "160MiB", "--store-capacity", "64MiB"]);
-        command.arg("--wal").arg(self.path(&format!("wal{log}")));
-        command.arg("--store").arg(self.path(&format!("store{store}")));
-        if log == 1 {
-            command.arg("--coordination-file").arg(self.path("coordination"));
-        }
-        command
-    }
-
-    fn start(&self, server: usize) -> Server {
-        Server::start_until(self.serve(server, server), READY)
-    }
-
-    fn export(&self, name: &str, socket: &Path, more: &[&str]) -> Server {
-        let mut command = alluvium();
-        command.args(self.words(&["export", name])).arg("--socket").arg(socket).args(more);
-        Server::start_until(command, EXPORTED)
-    }
-
-    /// The replicas of a volume, as `volume info` shows them.
-    fn replicas(&self, name: &str) -> Vec<Value> {
-        self.json(&["info", name])["replicas"].as_array().unwrap().clone()
-    }
-}
 
 fn pattern(number: u8) -> Vec<u8> {
     (0..BLOCK).map(|at| number ^ at as u8 ^ (at >> 8) as u8).collect()
@@ -122,11 +57,7 @@ fn a_volume_keeps_acknowledged_writes_when_its_leader_and_its_exporter_are_kille
     export = cluster.export("disk", &socket, &["--take"]);
     let mut nbd = Nbd::open(&socket);
     write(&mut nbd, 20);
-    until("the replicas are exact at the same index", || {
-        let replicas = cluster.replicas("disk");
-        let all = |key: &str, value: &Value| replicas.iter().all(|replica| replica[key] == *value);
-        all("state", &json!("exact")) && all("applied", &replicas[0]["last"])
-    });
+    cluster.wait_until_applied("disk");
 
     let list = cluster.json(&["list"]);
     let epoch = list[0]["epoch"].as_u64().unwrap();

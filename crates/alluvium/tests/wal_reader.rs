@@ -12,6 +12,7 @@ use alluvium_device::{OpenOptions, SharedDevice};
 use alluvium_wal::{Append, AppendError, FormatOptions, LogOffset, Options, Wal};
 use serde_json::Value;
 use support::log::append_at_once;
+use support::python_is_there;
 
 const KIB: usize = 1 << 10;
 const CAPACITY: u64 = 4 << 20;
@@ -21,18 +22,6 @@ const SLOTS: [usize; 2] = [0, 32 * KIB];
 
 fn reader() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/wal_reader.py")
-}
-
-/// Whether Python is installed; prints a message if not.
-fn python_is_there() -> bool {
-    let there = Command::new("python3")
-        .arg("--version")
-        .output()
-        .is_ok_and(|output| output.status.success());
-    if !there {
-        eprintln!("skipped: python3 is not installed");
-    }
-    there
 }
 
 struct Log {

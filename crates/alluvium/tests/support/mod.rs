@@ -2,6 +2,7 @@
 //! ends.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod cluster;
 pub mod log;
 pub mod nbd;
 pub mod produce;
@@ -88,6 +89,18 @@ pub fn contains(text: &str, parts: &[&str]) {
     for part in parts {
         assert!(text.contains(part), "`{part}` is missing in: {text}");
     }
+}
+
+/// Whether Python is installed; prints a message if not.
+pub fn python_is_there() -> bool {
+    let there = Command::new("python3")
+        .arg("--version")
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !there {
+        eprintln!("skipped: python3 is not installed");
+    }
+    there
 }
 
 /// A help text without its line breaks.

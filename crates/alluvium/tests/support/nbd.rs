@@ -16,6 +16,10 @@ const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
+const TRIM: u16 = 4;
+const WRITE_ZEROES: u16 = 6;
+/// `NBD_CMD_FLAG_NO_HOLE`.
+const NO_HOLE: u16 = 2;
 
 /// A connection to the default export of a server.
 pub struct Nbd {
@@ -45,22 +49,40 @@ impl Nbd {
     /// # Errors
     /// The connection has ended.
     pub fn write(&mut self, at: u64, data: &[u8]) -> io::Result<u32> {
-        self.request(WRITE, at, data.len(), data)
+        self.request((0, WRITE), at, data.len(), data)
+    }
+
+    /// Discards; the server must succeed.
+    pub fn trim(&mut self, at: u64, len: usize) {
+        let error = self.request((0, TRIM), at, len, &[]).expect("the server answers");
+        assert_eq!(error, 0, "a trim at {at}");
+    }
+
+    /// Writes zeros that stay allocated; the server must succeed.
+    pub fn zero(&mut self, at: u64, len: usize) {
+        let error = self.request((NO_HOLE, WRITE_ZEROES), at, len, &[]);
+        assert_eq!(error.expect("the server answers"), 0, "zeros at {at}");
     }
 
     /// Reads; the server must succeed.
     pub fn read(&mut self, at: u64, len: usize) -> Vec<u8> {
-        let error = self.request(READ, at, len, &[]).expect("the server answers");
+        let error = self.request((0, READ), at, len, &[]).expect("the server answers");
         assert_eq!(error, 0, "a read at {at}");
         let mut data = vec![0; len];
         self.stream.read_exact(&mut data).expect("the reply has the data");
         data
     }
 
-    fn request(&mut self, command: u16, at: u64, len: usize, data: &[u8]) -> io::Result<u32> {
+    fn request(
+        &mut self,
+        (flags, command): (u16, u16),
+        at: u64,
+        len: usize,
+        data: &[u8],
+    ) -> io::Result<u32> {
         self.cookie += 1;
         let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
-        request.extend([0; 2]);
+        request.extend(flags.to_be_bytes());
         request.extend(command.to_be_bytes());
         request.extend(self.cookie.to_be_bytes());
         request.extend(at.to_be_bytes());
