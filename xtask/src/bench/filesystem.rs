@@ -30,7 +30,7 @@ pub(super) struct FileSystem {
 const THROTTLE: &str = "/sys/fs/cgroup/blkio/blkio.throttle";
 
 impl FileSystem {
-    /// Creates a file system in `directory`, in the image of an earlier one if there is one. Needs root,
+    /// Creates a file system in `directory`, in the image of an earlier one if any. Needs root,
     /// loop devices and, with a limit, cgroup v1.
     pub(super) fn new(
         directory: &Path,
@@ -85,8 +85,8 @@ fn set_limit(number: &str, limit: Limit) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes the file systems in `directory` that a run left when it was ended by a signal. Others are not
-/// touched.
+/// Removes the file systems in `directory` that a run left when it was ended by a signal. Others
+/// are not touched.
 ///
 /// # Errors
 /// A process of that run still uses one.

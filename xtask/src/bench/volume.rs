@@ -69,7 +69,7 @@ impl Part {
     const ALL: [Self; 4] = [Self::Cases, Self::Checkpoints, Self::Failover, Self::Idle];
 }
 
-/// Less than 6 GiB for three servers. The stores have room for the slots of idle volumes.
+/// Less than 6 GiB for three servers. The stores have space for the slots of idle volumes.
 const SIZES: Sizes = Sizes { log: 512, store: 1152, volume: 768 };
 const QUICK_SIZES: Sizes = Sizes { log: 192, store: 288, volume: 192 };
 /// The size of the device on which the disk itself is measured.
