@@ -201,6 +201,22 @@ pub(crate) fn encode_counters(
     Ok(())
 }
 
+/// Encodes a counter with one label: name without the prefix `alluvium_`, and a value for each
+/// value of the label.
+pub(crate) fn encode_labelled_counters(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    label: &str,
+    values: &[(&str, u64)],
+) -> Result<(), fmt::Error> {
+    let (name, help) = (format!("alluvium_{name}"), format!("{help}."));
+    let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
+    values.iter().try_for_each(|(of, value)| {
+        ConstCounter::new(*value).encode(family.encode_family(&[(label, *of)])?)
+    })
+}
+
 /// Encodes durations as a histogram.
 fn encode_times(
     encoder: &mut DescriptorEncoder<'_>,

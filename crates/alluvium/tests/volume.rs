@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::cluster::{Cluster, EXPORTED};
 use support::nbd::{Nbd, SHUTDOWN};
-use support::{Server, alluvium, contains, refused, until};
+use support::{Server, alluvium, assert_documented, contains, refused, until};
 
 const BLOCK: usize = 4096;
 
@@ -123,6 +123,52 @@ fn an_export_on_a_free_port_registers_that_port() {
     let address = cluster.json(&["info", "disk"])["attached_at"].as_str().unwrap().to_owned();
     assert!(TcpStream::connect(&address).is_ok(), "{address}");
     contains(&export.log, &[&address]);
+}
+
+#[test]
+fn each_metric_of_servers_and_exports_is_documented() {
+    let cluster = Cluster::new();
+    let servers = [1, 2, 3].map(|number| {
+        let mut command = cluster.serve(number, number);
+        command.args(["--metrics-listen", "127.0.0.1:0"]);
+        Server::start_until(command, " is ready: ")
+    });
+    cluster.ok(&["create", "disk", "--size", "1GiB"]);
+    let socket = cluster.path("disk.sock");
+    let export = cluster.export("disk", &socket, &["--metrics-listen", "127.0.0.1:0"]);
+    let mut nbd = Nbd::open(&socket);
+    for _ in 0..3 {
+        assert_eq!(nbd.write(0, &pattern(1)).unwrap(), 0);
+    }
+    assert_eq!(nbd.read(0, BLOCK), pattern(1));
+    assert_ne!(nbd.write(1 << 30, &pattern(1)).unwrap(), 0, "beyond the end");
+    let (_, metrics) = export.get("/metrics");
+    for line in [
+        "alluvium_nbd_connections_total 1",
+        "alluvium_nbd_open_connections 1",
+        "alluvium_nbd_requests_total{command=\"write\"} 4",
+        "alluvium_nbd_request_errors_total{command=\"write\"} 1",
+        "alluvium_nbd_request_bytes_total{command=\"read\"} 4096",
+        "alluvium_volume_requests_total{kind=\"write\"} 3",
+        "alluvium_volume_request_bytes_total{kind=\"write\"} 12288",
+        "alluvium_volume_request_failures_total{kind=\"write\"} 0",
+        "alluvium_volume_request_seconds_count{kind=\"write\"} 3",
+    ] {
+        assert!(metrics.lines().any(|it| it == line), "{line} is missing: {metrics}");
+    }
+    assert_documented(&metrics, "### Exports");
+    assert!(export.get("/readyz").0.contains("200"));
+    let written: u64 = servers
+        .iter()
+        .map(|server| {
+            let (_, metrics) = server.get("/metrics");
+            assert_documented(&metrics, "## Volume servers");
+            let name = "alluvium_volume_ops_total ";
+            let value = metrics.lines().find_map(|line| line.strip_prefix(name));
+            value.expect("it is there").parse::<u64>().unwrap()
+        })
+        .sum();
+    assert!(written >= 3, "{written}");
 }
 
 #[test]

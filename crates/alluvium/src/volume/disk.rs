@@ -8,17 +8,20 @@ use alluvium_volume::{Attached, BlockState};
 use async_trait::async_trait;
 use bytes::Bytes;
 
+use super::export_metrics::Times;
+
 /// The longest range whose states are asked for at a time: a chunk.
 const STATUS_BYTES: u64 = 16 << 20;
 
 /// An attached volume.
 pub(super) struct VolumeDisk {
     attached: Arc<Attached>,
+    times: Arc<Times>,
 }
 
 impl VolumeDisk {
-    pub(super) fn new(attached: Arc<Attached>) -> Self {
-        Self { attached }
+    pub(super) fn new(attached: Arc<Attached>, times: Arc<Times>) -> Self {
+        Self { attached, times }
     }
 
     fn volume(&self) -> &Volume {
@@ -46,23 +49,24 @@ impl Disk for VolumeDisk {
     }
 
     async fn read(&self, at: u64, len: u32) -> Result<Vec<Part>, DiskError> {
-        let data = self.volume().read(at, len.into()).await.map_err(disk_error)?;
+        let read = self.times.of("read", self.volume().read(at, len.into()));
+        let data = read.await.map_err(disk_error)?;
         Ok(vec![Part::Data(data)])
     }
 
     async fn write(&self, at: u64, data: Bytes) -> Result<(), DiskError> {
-        self.volume().write(at, data).await.map_err(disk_error)
+        self.times.of("write", self.volume().write(at, data)).await.map_err(disk_error)
     }
 
     async fn zero(&self, at: u64, len: u64, mode: ZeroMode) -> Result<(), DiskError> {
-        let zeroed = match mode {
-            ZeroMode::Allocate => self.volume().zero(at, len).await,
+        match mode {
             // Blocks that are covered in part are not discarded: what the client wants zeroed must
             // read as zeros.
-            ZeroMode::MayFree if is_aligned(at, len) => self.volume().discard(at, len).await,
-            ZeroMode::MayFree => self.volume().zero(at, len).await,
-        };
-        zeroed.map_err(disk_error)
+            ZeroMode::MayFree if is_aligned(at, len) => self.discard(at, len).await,
+            ZeroMode::MayFree | ZeroMode::Allocate => {
+                self.times.of("zero", self.volume().zero(at, len)).await.map_err(disk_error)
+            }
+        }
     }
 
     fn is_zero_fast(&self, at: u64, len: u64, _: ZeroMode) -> bool {
@@ -70,7 +74,7 @@ impl Disk for VolumeDisk {
     }
 
     async fn discard(&self, at: u64, len: u64) -> Result<(), DiskError> {
-        self.volume().discard(at, len).await.map_err(disk_error)
+        self.times.of("discard", self.volume().discard(at, len)).await.map_err(disk_error)
     }
 
     async fn flush(&self) -> Result<(), DiskError> {
@@ -84,7 +88,8 @@ impl Disk for VolumeDisk {
         max_extents: usize,
     ) -> Result<Vec<Extent>, DiskError> {
         let len = len.min(STATUS_BYTES);
-        let extents = self.volume().status(at, len).await.map_err(disk_error)?;
+        let status = self.times.of("status", self.volume().status(at, len));
+        let extents = status.await.map_err(disk_error)?;
         let extents = extents.into_iter().take(max_extents).map(|extent| Extent {
             len: extent.len,
             allocation: match extent.state {

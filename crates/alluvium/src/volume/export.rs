@@ -8,12 +8,15 @@ use alluvium_nbd::{Exports, Listener, Options, Server};
 use alluvium_volume::gateway::VolumeConfig;
 use alluvium_volume::{AttachOptions, Attached};
 use clap::Args;
+use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, UnixStream};
 use uuid::Uuid;
 
 use super::disk::VolumeDisk;
-use super::{ClusterArgs, check_exposure};
+use super::export_metrics::Times;
+use super::{ClusterArgs, check_exposure, export_metrics};
 use crate::address::Address;
+use crate::admin::{Admin, Health};
 use crate::output::Failure;
 use crate::serve::{Signals, runtime};
 use crate::units::{Size, Span};
@@ -37,7 +40,7 @@ pub(crate) struct ExportArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<Address>,
     /// Listen beyond loopback. There is no encryption and no authentication: every machine that
-    /// reaches the port can read and write the volume.
+    /// reaches the port of --listen can read and write the volume.
     #[arg(long)]
     allow_plaintext_network: bool,
     /// Take the volume from a process that has it attached and is alive. Its next write fails.
@@ -49,6 +52,9 @@ pub(crate) struct ExportArgs {
     /// Memory for requests that are not answered yet.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     memory: Size,
+    /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz).
+    #[arg(long, value_name = "ADDR:PORT")]
+    metrics_listen: Option<Address>,
     /// Log level, or a list of target=level.
     #[arg(long, env = "ALLUVIUM_LOG", value_name = "FILTER", default_value = "info")]
     log: String,
@@ -75,6 +81,14 @@ pub(super) fn run(args: ExportArgs) -> Result<(), Failure> {
 async fn export(args: ExportArgs) -> Result<(), Failure> {
     let mut signals = Signals::install()?;
     let (listeners, addresses) = listen(&args).await?;
+    let health = Health::new();
+    let admin = match args.metrics_listen {
+        Some(Address(address)) => {
+            check_exposure("metrics-listen", address, args.allow_plaintext_network)?;
+            Some(Admin::start(address, health.clone()).await?)
+        }
+        None => None,
+    };
     let cluster = args.cluster.connect()?;
     let (id, _) = cluster.registry().volume_by_name(&args.name).await.map_err(Failure::new)?;
     let options = AttachOptions {
@@ -94,12 +108,18 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
         }
     };
     let attached = Arc::new(attached);
+    let times = Arc::new(Times::new());
+    let disk = VolumeDisk::new(attached.clone(), times.clone());
     let exports = Arc::new(Exports::default());
-    exports
-        .add(&args.name, "an Alluvium volume", Arc::new(VolumeDisk::new(attached.clone())))
-        .map_err(Failure::new)?;
+    exports.add(&args.name, "an Alluvium volume", Arc::new(disk)).map_err(Failure::new)?;
     exports.set_default(Some(&args.name));
     let server = Server::new(exports, Options::default());
+    if let Some(admin) = &admin {
+        let mut registry = Registry::default();
+        export_metrics::register(&mut registry, server.counters().clone(), &attached, &times);
+        admin.publish(registry);
+    }
+    health.serving();
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let mut serving = tokio::task::JoinSet::new();
     for listener in listeners {
@@ -121,6 +141,7 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
         () = lease_watch(&attached) => {}
     }
     signals.end_on_second();
+    health.stopping();
     stop.send_replace(true);
     while serving.join_next().await.is_some() {}
     if let Some(path) = &args.socket {
@@ -135,6 +156,9 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
             }
         }
         Err(_) => tracing::warn!("requests are still in flight; the attachment ends by itself"),
+    }
+    if let Some(admin) = admin {
+        admin.shutdown().await;
     }
     tracing::info!("stopped");
     Ok(())

@@ -6,6 +6,7 @@
 
 mod disk;
 mod export;
+mod export_metrics;
 mod manage;
 mod metrics;
 mod serve;

@@ -194,7 +194,10 @@ impl Server {
 
     /// Starts a command that serves, and waits for a line of its log.
     pub fn start_until(command: Command, ready: &str) -> Self {
-        Self::spawn(command, ready).0
+        let mut server = Self::spawn(command, ready).0;
+        let open = server.log.lines().find(|line| line.contains("the admin port is open"));
+        server.admin = open.and_then(|open| after(open, "http://"));
+        server
     }
 
     fn spawn(mut command: Command, ready: &str) -> (Self, String) {
@@ -281,6 +284,34 @@ impl Server {
         let (head, body) = answer.split_once("\r\n\r\n").expect("the answer has a body");
         (head.lines().next().unwrap_or_default().to_string(), body.to_string())
     }
+}
+
+/// Checks that docs/metrics.md has each shown metric with its type, and that each one of its section
+/// with this heading is shown.
+pub fn assert_documented(shown: &str, heading: &str) {
+    let document = include_str!("../../../../docs/metrics.md");
+    let rows = |text: &str| -> std::collections::BTreeSet<String> {
+        let rows = text.lines().filter(|line| line.starts_with("| `"));
+        rows.map(|line| line.splitn(4, '|').take(3).collect::<Vec<_>>().join("|") + "|").collect()
+    };
+    let (_, section) = document.split_once(&format!("\n{heading}\n")).expect("the heading exists");
+    let section = section.split("\n#").next().expect("a section has text");
+    let types = shown.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let shown = types.map(|line| {
+        let (name, kind) = line.split_once(' ').expect("a name and a type");
+        let suffix = match kind {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        format!("| `{name}{suffix}` | {kind} |")
+    });
+    let shown: std::collections::BTreeSet<_> = shown.collect();
+    let (documented, section) = (rows(document), rows(section));
+    let unknown: Vec<_> = shown.difference(&documented).collect();
+    assert!(unknown.is_empty(), "not documented: {unknown:?}");
+    let missing: Vec<_> = section.difference(&shown).collect();
+    assert!(missing.is_empty(), "documented and not shown: {missing:?}");
 }
 
 /// The address behind `mark`.
