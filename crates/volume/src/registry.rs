@@ -174,24 +174,17 @@ impl<'a> Registry<'a> {
         self.service.get(key).await?.map(|entry| parse(&entry)).transpose()
     }
 
-    /// Reads all values below a first part of the keys, with their numbers.
-    async fn read_all<N, T>(&self, part: &str) -> Result<Vec<(N, Stored<T>)>>
+    /// Reads all values below a first part of the keys, with their numbers, and the revision that
+    /// they are of.
+    async fn read_all<N, T>(&self, part: &str) -> Result<(Vec<(N, Stored<T>)>, Revision)>
     where
         N: TryFrom<u64, Error: std::fmt::Display>,
         T: DeserializeOwned,
     {
         let prefix = self.keys.prefix(part);
-        let (entries, _) = election::list_all(self.service, &prefix).await?;
-        let number = |digits: &str| {
-            let number = u64::from_str_radix(digits, 16).map_err(|error| error.to_string())?;
-            N::try_from(number).map_err(|error| error.to_string())
-        };
-        let value = |entry: &Entry| {
-            let number = number(&entry.key[prefix.len()..])
-                .map_err(|what| RegistryError::Value { key: entry.key.clone(), what })?;
-            Ok((number, parse(entry)?))
-        };
-        entries.iter().map(value).collect()
+        let (entries, revision) = election::list_all(self.service, &prefix).await?;
+        let value = |entry: &Entry| Ok((number(&entry.key, &prefix)?, parse(entry)?));
+        Ok((entries.iter().map(value).collect::<Result<_>>()?, revision))
     }
 
     /// Commits a transaction with a value that nothing else puts. Returns its revision, or `None`
@@ -210,6 +203,14 @@ impl<'a> Registry<'a> {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// The number at the end of a key with a prefix.
+fn number<N: TryFrom<u64, Error: std::fmt::Display>>(key: &str, prefix: &str) -> Result<N> {
+    let number = u64::from_str_radix(&key[prefix.len()..], 16).map_err(|error| error.to_string());
+    number
+        .and_then(|number| N::try_from(number).map_err(|error| error.to_string()))
+        .map_err(|what| RegistryError::Value { key: key.to_owned(), what })
 }
 
 fn parse<T: DeserializeOwned>(entry: &Entry) -> Result<Stored<T>> {

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use alluvium_coordination::keys::NumberKind;
-use alluvium_coordination::{Change, Guard, Transaction, retry};
+use alluvium_coordination::{Change, Event, Guard, Revision, Transaction, retry};
 use uuid::Uuid;
 
 use super::{
     AttachValue, FirstEpoch, GroupValue, MAX_ATTEMPTS, PeerValue, REPLICAS, Registry,
-    RegistryError, Result, Stored, VolumeValue, encode, place, unchanged,
+    RegistryError, Result, Stored, VolumeValue, encode, number, parse, place, unchanged,
 };
 use crate::{AttachEpoch, GroupId, PeerId, ServerId, VolumeId};
 
@@ -116,7 +116,7 @@ impl Registry<'_> {
         let servers = self.servers().await?;
         let mut loads: BTreeMap<_, _> = servers.into_iter().map(|(id, _)| (id, 0)).collect();
         if loads.len() > REPLICAS {
-            for (_, group) in self.groups().await? {
+            for (_, group) in self.groups().await?.0 {
                 for peer in group.value.peers {
                     if let Some(load) = loads.get_mut(&peer.server) {
                         *load += 1;
@@ -136,13 +136,32 @@ impl Registry<'_> {
         group.ok_or(RegistryError::UnknownPeer { group: id, peer: PeerId(0) })
     }
 
-    /// Returns all groups, by their ids.
+    /// Returns all groups, by their ids, and the revision that they are of: the events of a watch
+    /// after it have all later changes.
     ///
     /// # Errors
     /// Those of the service.
-    pub async fn groups(&self) -> Result<Vec<(GroupId, Stored<GroupValue>)>> {
-        let groups = self.read_all::<u64, _>("group").await?;
-        Ok(groups.into_iter().map(|(id, group)| (GroupId(id), group)).collect())
+    pub async fn groups(&self) -> Result<(Vec<(GroupId, Stored<GroupValue>)>, Revision)> {
+        let (groups, revision) = self.read_all::<u64, _>("group").await?;
+        let groups = groups.into_iter().map(|(id, group)| (GroupId(id), group));
+        Ok((groups.collect(), revision))
+    }
+
+    /// Returns the group that an event is about, and what it is now: `None` if it was deleted.
+    /// Returns `None` for an event about something else.
+    ///
+    /// # Errors
+    /// [`RegistryError::Value`].
+    pub fn group_of_event(
+        &self,
+        event: &Event,
+    ) -> Result<Option<(GroupId, Option<Stored<GroupValue>>)>> {
+        let prefix = self.keys.prefix("group");
+        if !event.key.starts_with(&prefix) {
+            return Ok(None);
+        }
+        let id = GroupId(number(&event.key, &prefix)?);
+        Ok(Some((id, event.entry.as_ref().map(parse).transpose()?)))
     }
 
     /// Marks a peer as created, by this run of its server, when its first record is durable. Only

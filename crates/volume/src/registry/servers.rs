@@ -75,7 +75,7 @@ impl Registry<'_> {
     /// # Errors
     /// Those of the service.
     pub async fn servers(&self) -> Result<Vec<(ServerId, Stored<ServerValue>)>> {
-        let servers = self.read_all::<u32, _>("server").await?;
+        let (servers, _) = self.read_all::<u32, _>("server").await?;
         Ok(servers.into_iter().map(|(id, server)| (ServerId(id), server)).collect())
     }
 

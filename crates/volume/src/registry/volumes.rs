@@ -97,7 +97,7 @@ impl Registry<'_> {
     /// # Errors
     /// Those of the service.
     pub async fn volumes(&self) -> Result<Vec<(VolumeId, Stored<VolumeValue>)>> {
-        let volumes = self.read_all::<u32, _>("volume").await?;
+        let (volumes, _) = self.read_all::<u32, _>("volume").await?;
         Ok(volumes.into_iter().map(|(id, volume)| (VolumeId(id), volume)).collect())
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use alluvium_coordination::keys::Keys;
-use alluvium_coordination::{Coordination, election};
+use alluvium_coordination::{Coordination, Revision};
 use futures::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -52,10 +52,8 @@ impl Control {
 
     async fn follow(&mut self) -> Result<(), RegistryError> {
         let service = Arc::clone(&self.service);
-        let prefix = self.keys.prefix("server");
-        let (_, after) = election::list_all(&*service, &prefix).await?;
+        let after = self.read_groups().await?;
         self.read_servers().await?;
-        self.read_groups().await?;
         let mut changes = service.watch(self.keys.root(), after);
         loop {
             if let Some(notice) = &self.unrecorded {
@@ -70,15 +68,15 @@ impl Control {
                 },
                 change = changes.next() => match change {
                     Some(Ok(changes)) => {
-                        let is_of = |part| {
-                            let prefix = self.keys.prefix(part);
-                            changes.events.iter().any(|event| event.key.starts_with(&prefix))
-                        };
-                        if is_of("server") {
+                        let servers = self.keys.prefix("server");
+                        if changes.events.iter().any(|event| event.key.starts_with(&servers)) {
                             self.read_servers().await?;
                         }
-                        if is_of("group") {
-                            self.read_groups().await?;
+                        for event in &changes.events {
+                            let registry = Registry::new(&*self.service, &self.keys);
+                            if let Some((group, now)) = registry.group_of_event(event)? {
+                                self.group_is(group, now);
+                            }
                         }
                     }
                     Some(Err(error)) => return Err(error.into()),
@@ -107,29 +105,36 @@ impl Control {
         Ok(())
     }
 
-    /// Passes to the shard what has changed since the last time.
-    async fn read_groups(&mut self) -> Result<(), RegistryError> {
+    /// Passes to the shard what has changed since the last time. Returns the revision that it is
+    /// of. A change of one group does not read all of them: there may be thousands.
+    async fn read_groups(&mut self) -> Result<Revision, RegistryError> {
         let registry = Registry::new(&*self.service, &self.keys);
-        let groups = own_groups(&registry, self.id).await?;
-        for group in self.groups.keys().filter(|group| !groups.contains_key(group)) {
-            self.events.input(Input::Remove { group: *group });
+        let (groups, revision) = own_groups(&registry, self.id).await?;
+        let is_gone = |group: &GroupId| !groups.contains_key(group);
+        let gone: Vec<GroupId> = self.groups.keys().copied().filter(is_gone).collect();
+        let gone = gone.into_iter().map(|group| (group, None));
+        for (group, now) in gone.chain(groups.into_iter().map(|(id, group)| (id, Some(group)))) {
+            self.group_is(group, now);
         }
-        for (group, stored) in &groups {
-            let known = self.groups.get(group);
-            if known.is_some_and(|known| known.revision == stored.revision) {
-                continue;
+        Ok(revision)
+    }
+
+    /// Passes to the shard what the registry states of a group now.
+    fn group_is(&mut self, group: GroupId, now: Option<Stored<GroupValue>>) {
+        let own = now.as_ref().and_then(|stored| own_peer(&stored.value, self.id));
+        let Some((stored, own)) = now.zip(own) else {
+            if self.groups.remove(&group).is_some() {
+                self.events.input(Input::Remove { group });
             }
-            let view = view_of(&stored.value);
-            let (group, own) = (*group, own_peer(&stored.value, self.id));
-            match (known.is_some(), own) {
-                (false, Some((peer, false))) => {
-                    self.events.input(Input::Create { group, peer, view });
-                }
-                _ => self.events.input(Input::View { group, view }),
-            }
+            return;
+        };
+        let view = view_of(&stored.value);
+        let (revision, known) = (stored.revision, self.groups.insert(group, stored));
+        match (known, own) {
+            (Some(known), _) if known.revision == revision => {}
+            (None, (peer, false)) => self.events.input(Input::Create { group, peer, view }),
+            _ => self.events.input(Input::View { group, view }),
         }
-        self.groups = groups;
-        Ok(())
     }
 
     /// Records what the shard reports. After an error the same notice is to be recorded again.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use alluvium_coordination::Coordination;
 use alluvium_coordination::keys::Keys;
+use alluvium_coordination::{Coordination, Revision};
 use alluvium_wal::{FormatOptions, Options, Wal};
 use parking_lot::{Condvar, Mutex};
 use uuid::Uuid;
@@ -80,7 +80,7 @@ pub(super) async fn open(
     let opening = registry.check_opening(id, disks, mark).await?;
     let mark = mark.max(opening.mark()) + 1;
     // Read before the log is: a replica that the registry calls created must be in the log.
-    let groups = own_groups(&registry, id).await?;
+    let (groups, _) = own_groups(&registry, id).await?;
     let replicas = groups.iter().filter_map(|(group, stored)| {
         let (peer, is_created) = own_peer(&stored.value, id)?;
         Some((*group, (peer, view_of(&stored.value), is_created)))
@@ -177,13 +177,14 @@ async fn identify(
     }
 }
 
-/// The groups that have a replica on a server.
+/// The groups that have a replica on a server, and the revision that they are of.
 pub(super) async fn own_groups(
     registry: &Registry<'_>,
     server: ServerId,
-) -> Result<BTreeMap<GroupId, Stored<GroupValue>>, RegistryError> {
-    let groups = registry.groups().await?.into_iter();
-    Ok(groups.filter(|(_, stored)| own_peer(&stored.value, server).is_some()).collect())
+) -> Result<(BTreeMap<GroupId, Stored<GroupValue>>, Revision), RegistryError> {
+    let (groups, revision) = registry.groups().await?;
+    let is_own = |group: &GroupValue| own_peer(group, server).is_some();
+    Ok((groups.into_iter().filter(|(_, stored)| is_own(&stored.value)).collect(), revision))
 }
 
 /// The replica of a group on a server, and whether it was created. Not one that is lost.
