@@ -90,6 +90,7 @@ fn complaints(mutation: Mutation) -> Option<(Schedule, &'static [&'static str])>
         }
         Mutation::CommitOfInstall => (Schedule::InterruptedInstalls, SPLIT),
         Mutation::PersistedMessagesEarly => (Schedule::Mixed, SPLIT),
+        Mutation::MessagesOvertakeReady => (Schedule::Mixed, LOST),
         Mutation::EpochAtProposal => (Schedule::Attachments, &["LOST", "NOT EXACT"]),
         Mutation::NoWindow | Mutation::EqualAttachEmpties => (Schedule::Attachments, WRONG),
         Mutation::NoRangeLock => (Schedule::Mixed, ORDER),

@@ -37,6 +37,8 @@ pub enum Rule {
     CommitInLastRecord,
     /// Votes and acknowledgements are sent when they are durable.
     PersistedMessages,
+    /// A follower's messages without a ready wait until its earlier readies are durable.
+    EarlierReadies,
     /// Damage in the log makes replicas lost.
     DamageInLog,
     /// A replica that was created before and is not in the log is lost.

@@ -84,6 +84,8 @@ mutations! {
     InstallReportedEarly InstallReported,
     /// Votes and acknowledgements of entries are sent before the log is durable.
     PersistedMessagesEarly PersistedMessages,
+    /// Messages for which raft has no ready are sent before the earlier readies are durable.
+    MessagesOvertakeReady EarlierReadies,
     /// The epoch of an op is compared when it is proposed, and not when it is applied.
     EpochAtProposal EpochAtApply,
     /// An op that is sent again takes effect again.

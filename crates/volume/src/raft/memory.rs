@@ -69,6 +69,11 @@ impl MemoryLog {
         self.entries.extend(entries.iter().cloned());
     }
 
+    /// Whether raft has asked for a snapshot since [`MemoryLog::take_wanted`].
+    pub(crate) fn has_wanted(&self) -> bool {
+        !self.snapshots.borrow().wanted.is_empty()
+    }
+
     /// Replaces the log by a snapshot.
     pub(crate) fn install(&mut self, at: Position, conf: ConfState) {
         self.entries.clear();

@@ -312,7 +312,7 @@ impl Shard {
 impl Replica {
     /// Reports to raft that a snapshot is durable and applied.
     fn report(&mut self, install: Install, out: &mut Output) {
-        self.raft.on_persist_ready(install.ready);
+        self.persisted(install.ready);
         self.raft.advance_apply_to(install.at.index.0);
         super::ready::send(self, install.messages, out);
     }

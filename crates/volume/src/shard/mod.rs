@@ -14,6 +14,8 @@
 
 mod checkpoint;
 mod clients;
+#[cfg(test)]
+mod election_tests;
 mod entries;
 mod install;
 mod ready;
@@ -96,7 +98,7 @@ impl ShardOptions {
             store_queue_depth: 32,
             reserved_slots: 64,
             progress_ms: 30_000,
-            tick_ms: 100,
+            tick_ms: 200,
             seed: 0,
             broken: Broken::default(),
         }
@@ -414,6 +416,11 @@ impl Shard {
         if replica.peer != to || !is_from_there || !replica.takes_part() {
             return;
         }
+        if let PeerBody::Raft(message) = &body
+            && replica.take_idle(message, out)
+        {
+            return;
+        }
         match body {
             PeerBody::Raft(message) => self.step(group, *message, out),
             PeerBody::Offer { term, applied } => self.offered(group, from, term, applied, out),
@@ -422,7 +429,10 @@ impl Shard {
             }
             PeerBody::Pulled { term, at, conf } => replica.pulled(from, term, at, &conf),
         }
-        self.dirty.insert(group);
+        let replica = self.replicas.get_mut(&group);
+        if !replica.is_some_and(|replica| replica.send_at_once(out)) {
+            self.dirty.insert(group);
+        }
     }
 
     /// Writes what may be written to the store.

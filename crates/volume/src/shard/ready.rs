@@ -110,6 +110,7 @@ impl Shard {
     fn take_ready(&mut self, group: GroupId, out: &mut Output) {
         let replica = self.replicas.get_mut(&group).expect("the caller has looked it up");
         let mut ready = replica.raft.ready();
+        replica.readies.0 = ready.number();
         if let Some(state) = ready.ss() {
             let leads = state.raft_state == StateRole::Leader;
             self.counters.elections += u64::from(leads);
@@ -190,7 +191,7 @@ impl Shard {
             match promise {
                 Promise::Ready { number, messages } => {
                     if let Some(number) = number.filter(|_| replica.standing != Standing::Lost) {
-                        replica.raft.on_persist_ready(number);
+                        replica.persisted(number);
                     }
                     if replica.takes_part() {
                         send(replica, messages, out);
@@ -417,6 +418,34 @@ impl ShardOptions {
 }
 
 impl Replica {
+    /// Sends raft's messages if it has nothing else to hand out, and they promise nothing that the
+    /// log does not have durably: all earlier readies of a follower are. Returns false if there is
+    /// more to do. Heartbeats and their responses of idle groups need no ready and no place in the
+    /// log's order this way, and do not wait for the records of other groups.
+    pub(super) fn send_at_once(&mut self, out: &mut Output) -> bool {
+        let (last, persisted) = self.readies;
+        let is_durable = last == persisted || self.broken.is(Rule::EarlierReadies);
+        let may_send = self.takes_part() && self.install.is_none();
+        if !may_send || !(is_durable || self.is_leader()) || self.memory().has_wanted() {
+            return false;
+        }
+        let messages = std::mem::take(&mut self.raft.raft.msgs);
+        if self.raft.has_ready() {
+            self.raft.raft.msgs = messages;
+            return false;
+        }
+        // What was accepted has been handed out before.
+        self.accepted_bytes = 0;
+        send(self, messages, out);
+        true
+    }
+
+    /// The log has a ready durably.
+    pub(super) fn persisted(&mut self, ready: u64) {
+        self.readies.1 = ready;
+        self.raft.on_persist_ready(ready);
+    }
+
     /// A record with entries behind `before`, and a hard state.
     pub(super) fn record(
         &mut self,

@@ -18,10 +18,13 @@ use crate::state::{GroupState, VolumeState};
 use crate::types::{ConfState, GroupId, HardState, Index, PeerId, Position, ServerId, Term};
 
 /// raft's ticks: of an election timeout, and between two heartbeats.
-const ELECTION_TICKS: usize = 10;
-const HEARTBEAT_TICKS: usize = 2;
-/// Random delay of an election, in ticks.
-const ELECTION_DELAY_TICKS: u32 = 10;
+const ELECTION_TICKS: usize = 5;
+const HEARTBEAT_TICKS: usize = 1;
+/// Ticks by which the first election is later than the timeout, and by which each further one is
+/// later than the one before. The others ignore requests for their votes until their timeouts have
+/// passed, too, and each server has ticks at times of its own.
+const FIRST_ELECTION_TICKS: u32 = 1;
+const NEXT_ELECTION_TICKS: u32 = 2;
 /// Bound of the entries of a message. At most 1/64 of the ring is used, so that what a follower
 /// accepts can be carried forward.
 const MESSAGE_BYTES: u64 = 1 << 20;
@@ -175,10 +178,12 @@ pub(super) struct Replica {
     /// A leader whose process has ended, its term, and the time until which what it has sent may
     /// still arrive.
     pub(super) gone: Option<(PeerId, Term, u64)>,
-    /// Ticks for which an election is delayed, and the term and leader for which that was drawn.
+    /// The number of the last ready, and of the last one that the log has durably.
+    pub(super) readies: (u64, u64),
+    /// Ticks for which an election is delayed, and the term and leader for which that is.
     delay: u32,
-    drawn: (u64, u64),
-    broken: Broken,
+    delayed: (u64, u64),
+    pub(super) broken: Broken,
 }
 
 /// What recovery, or the creation of a replica, starts from.
@@ -262,8 +267,9 @@ impl Replica {
             snapshots: BTreeMap::new(),
             offered: BTreeMap::new(),
             gone: None,
+            readies: (0, 0),
             delay: 0,
-            drawn: (u64::MAX, 0),
+            delayed: (u64::MAX, 0),
             broken,
         }
     }
@@ -432,26 +438,40 @@ impl Replica {
         conf_from_raft(&self.memory().conf)
     }
 
+    /// The place of the replica in the order in which those without a leader, or without this one,
+    /// hold elections. It is another one for each of them, and another order in each term.
+    pub(super) fn rank(&self, leader: PeerId) -> u64 {
+        let others = || self.view.peers.keys().filter(|peer| **peer != leader);
+        let before = others().filter(|peer| **peer < self.peer).count() as u64;
+        (before + self.term().0) % (others().count() as u64).max(1)
+    }
+
     /// Advances raft's clock by a tick. The election of a replica whose timeout has passed is
-    /// delayed by a number of ticks that depends on seed, replica and term.
-    pub(super) fn tick(&mut self, seed: u64) {
+    /// delayed by its rank, so that two replicas do not split the votes. Returns whether raft may
+    /// have something to hand out.
+    pub(super) fn tick(&mut self) -> bool {
         let raft = &self.raft.raft;
-        let drawn = (raft.term, raft.leader_id);
-        if self.drawn != drawn {
-            self.drawn = drawn;
-            let bytes = [seed, self.peer.0, raft.term].map(u64::to_le_bytes).concat();
-            self.delay = crc32c::crc32c(&bytes) % ELECTION_DELAY_TICKS;
+        let delayed = (raft.term, raft.leader_id);
+        if self.delayed != delayed {
+            self.delayed = delayed;
+            let rank = self.rank(self.leader()) as u32;
+            self.delay = FIRST_ELECTION_TICKS + rank * NEXT_ELECTION_TICKS;
         }
+        let raft = &self.raft.raft;
         let is_due = raft.election_elapsed + 1 >= raft.randomized_election_timeout();
         if is_due && !self.is_leader() && self.delay > 0 {
             self.delay -= 1;
-            return;
+            // Raft's clock goes on: a replica whose clock stood still would count as one that has
+            // heard from its leader, and ignore the elections of the others until its own.
+            self.raft.raft.election_elapsed += 1;
+            return false;
         }
-        self.raft.tick();
+        let may_hand_out = self.raft.tick();
         if is_due && !self.is_leader() {
             // Another delay before the next attempt.
-            self.drawn = (u64::MAX, 0);
+            self.delayed = (u64::MAX, 0);
         }
+        may_hand_out
     }
 
     /// Hands a message to raft. What raft refuses is dropped: its peers repeat what matters.

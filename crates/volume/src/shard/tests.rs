@@ -23,15 +23,15 @@ use crate::types::{
 };
 use crate::window::Window;
 
-const GROUP: GroupId = GroupId(1);
+pub(super) const GROUP: GroupId = GroupId(1);
 const SERVER: ServerId = ServerId(1);
 const VOLUME: VolumeId = VolumeId(1);
 const RING_BYTES: u64 = 1 << 20;
 const STORE_BYTES: u64 = 40 << 20;
 
 /// This server's replica, and those of the two others.
-const PEER: PeerId = PeerId(1);
-const OTHERS: [PeerId; 2] = [PeerId(2), PeerId(3)];
+pub(super) const PEER: PeerId = PeerId(1);
+pub(super) const OTHERS: [PeerId; 2] = [PeerId(2), PeerId(3)];
 
 fn view(peers: &[PeerId]) -> GroupView {
     let volume = VolumeState {
@@ -51,19 +51,23 @@ fn view(peers: &[PeerId]) -> GroupView {
     }
 }
 
-fn view_of_three() -> GroupView {
+pub(super) fn view_of_three() -> GroupView {
     view(&[PEER, OTHERS[0], OTHERS[1]])
 }
 
 /// A record with entries of term 1 up to `last`, of which those up to `commit` are committed.
 fn entries(group: GroupId, last: u64, commit: u64) -> Encoded {
+    entries_of(PEER, group, last, commit)
+}
+
+pub(super) fn entries_of(peer: PeerId, group: GroupId, last: u64, commit: u64) -> Encoded {
     let entries: Vec<Entry> =
         (1..=last).map(|index| Entry { index, term: 1, ..Entry::default() }).collect();
     let state = HardState { term: Term(1), vote: PeerId(0), commit: Index(commit) };
-    encode(group, PEER, state, Position::default(), entries.iter())
+    encode(group, peer, state, Position::default(), entries.iter())
 }
 
-struct Disks {
+pub(super) struct Disks {
     log: SimDisk,
     store: SimDisk,
 }
@@ -71,6 +75,10 @@ struct Disks {
 impl Disks {
     /// The disks of a server whose log has some records.
     fn new(records: &[Encoded]) -> Self {
+        Self::of(SERVER, records)
+    }
+
+    pub(super) fn of(server: ServerId, records: &[Encoded]) -> Self {
         let disk =
             |capacity_bytes| SimDisk::new(SimOptions { capacity_bytes, ..SimOptions::default() });
         let (log, store) = (disk(RING_BYTES + (64 << 10)), disk(STORE_BYTES));
@@ -78,7 +86,7 @@ impl Disks {
         let owner = Owner {
             wal_id: header.wal_id,
             store_id: Uuid::from_u128(1),
-            server: SERVER,
+            server,
             cluster: "cluster".into(),
         };
         Store::format(&store.device(), owner, Some(STORE_BYTES), 0).unwrap();
@@ -93,8 +101,19 @@ impl Disks {
 
     /// Opens the server, of which the registry records that these replicas were created.
     fn open(&self, groups: impl IntoIterator<Item = GroupId>, view: &GroupView) -> Recovered {
+        self.open_at(SERVER, PEER, groups, view, 0)
+    }
+
+    pub(super) fn open_at(
+        &self,
+        server: ServerId,
+        peer: PeerId,
+        groups: impl IntoIterator<Item = GroupId>,
+        view: &GroupView,
+        now: u64,
+    ) -> Recovered {
         let replicas: BTreeMap<_, _> =
-            groups.into_iter().map(|group| (group, (PEER, view.clone(), true))).collect();
+            groups.into_iter().map(|group| (group, (peer, view.clone(), true))).collect();
         let opening = Opening {
             log: self.log.device(),
             log_options: log_options(),
@@ -102,8 +121,8 @@ impl Disks {
             store_id: Uuid::from_u128(1),
             cluster: "cluster".into(),
             replicas,
-            options: ShardOptions::new(SERVER),
-            now: 0,
+            options: ShardOptions::new(server),
+            now,
             unix_ms: 0,
             wake: Arc::new(|| {}),
         };

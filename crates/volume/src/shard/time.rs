@@ -1,7 +1,9 @@
 //! Ticks, elections, and connections to other servers.
 
-use raft::{ProgressState, SnapshotStatus};
+use raft::eraftpb::{Message, MessageType};
+use raft::{Progress, ProgressState, SnapshotStatus, StateRole};
 
+use super::ready::send;
 use super::replica::Replica;
 use super::{Output, Shard};
 use crate::types::{GroupId, PeerId, ServerId, Term};
@@ -10,14 +12,16 @@ use crate::types::{GroupId, PeerId, ServerId, Term};
 /// other founders are activated at about the same time, and take no part before that.
 const FIRST_CAMPAIGNS_MS: [u64; 4] = [0, 50, 150, 400];
 
-/// Time between the proof that a leader's process is gone and the election, and its random part.
+/// Time between the proof that a leader's process is gone and the first election, and between the
+/// first elections of two replicas.
 const CAMPAIGN_MS: u64 = 50;
-const CAMPAIGN_RANDOM_MS: u64 = 150;
-/// Elections for one such proof, and the time between two. The first one can fail: a replica whose
-/// own proof comes later still follows the leader, and ignores requests for its vote. The election
-/// timeout would be a second at least.
+const CAMPAIGN_RANK_MS: u64 = 150;
+/// Elections for one such proof, the time between two, and its random part. The first one can fail:
+/// a replica whose own proof comes later still follows the leader, and ignores requests for its
+/// vote. The election timeout would be a second at least.
 const CAMPAIGNS: u64 = 8;
 const CAMPAIGN_AGAIN_MS: u64 = 200;
+const CAMPAIGN_RANDOM_MS: u64 = 100;
 /// Time in which messages of a leader whose process is gone are dropped. They were on their way, on
 /// another connection than the one that was refused, and would make it the leader again.
 const GONE_MS: u64 = 1000;
@@ -43,8 +47,9 @@ impl Shard {
             } else {
                 replica.snapshots.clear();
             }
-            replica.tick(self.options.seed);
-            self.dirty.insert(replica.group);
+            if replica.tick() && !replica.send_at_once(out) {
+                self.dirty.insert(replica.group);
+            }
         }
         self.expire_pulls(out);
     }
@@ -78,11 +83,12 @@ impl Shard {
                     replica.raft.raft.become_follower(term, raft::INVALID_ID);
                     replica.gone = Some((peer, Term(term), self.now + GONE_MS));
                     let (seed, own) = (self.options.seed, replica.peer.0);
+                    let first = self.now + CAMPAIGN_MS + replica.rank(peer) * CAMPAIGN_RANK_MS;
                     let times = (0..CAMPAIGNS).map(|count| {
                         let bytes = [seed, own, term, count].map(u64::to_le_bytes);
                         let random = u64::from(crc32c::crc32c(&bytes.concat()));
-                        let first = self.now + CAMPAIGN_MS + random % CAMPAIGN_RANDOM_MS;
-                        first + count * CAMPAIGN_AGAIN_MS
+                        let later = CAMPAIGN_AGAIN_MS + random % CAMPAIGN_RANDOM_MS;
+                        first + count * later
                     });
                     self.campaigns.extend(times.map(|time| (time, replica.group)));
                 }
@@ -108,6 +114,49 @@ impl Shard {
 }
 
 impl Replica {
+    /// Takes a heartbeat, or the response to one, that only shows that its sender is there: the
+    /// group is idle. Raft would do the same, and answer through a ready. Returns false if raft has
+    /// to take the message.
+    pub(super) fn take_idle(&mut self, message: &Message, out: &mut Output) -> bool {
+        let (term, kind) = (self.memory().hard_state.term, message.get_msg_type());
+        let may_take = self.takes_part() && !self.is_installing();
+        if !may_take || term != message.term || term != self.raft.raft.term {
+            return false;
+        }
+        let (last, persisted) = self.readies;
+        let raft = &mut self.raft.raft;
+        match (kind, raft.state) {
+            (MessageType::MsgHeartbeat, StateRole::Follower)
+                if raft.leader_id == message.from
+                    && message.commit <= raft.raft_log.committed
+                    && last == persisted =>
+            {
+                raft.election_elapsed = 0;
+                let response = Message {
+                    msg_type: MessageType::MsgHeartbeatResponse,
+                    from: self.peer.0,
+                    to: message.from,
+                    term,
+                    commit: raft.raft_log.committed,
+                    ..Message::default()
+                };
+                send(self, vec![response], out);
+                true
+            }
+            (MessageType::MsgHeartbeatResponse, StateRole::Leader) => {
+                let last = raft.raft_log.last_index();
+                let progress = raft.mut_prs().get_mut(message.from);
+                let is_equal = |it: &&mut Progress| {
+                    it.state == ProgressState::Replicate && it.matched == last && !it.ins.full()
+                };
+                let Some(progress) = progress.filter(is_equal) else { return false };
+                progress.recent_active = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// Gives up on snapshots without an outcome. Raft itself waits forever for it, but the message
     /// or its receiver can be lost.
     fn give_up_on_snapshots(&mut self, now: u64, after_ms: u64) {

@@ -1,0 +1,204 @@
+//! Three shards of one group without disks that take time: how long the group is without a leader
+//! when the server of its leader stops or ends. Time is the argument of a turn, so that the result
+//! does not depend on the speed of the machine.
+
+use std::collections::VecDeque;
+
+use super::tests::{Disks, GROUP, OTHERS, PEER, entries_of, view_of_three};
+use super::{Input, Output, Shard};
+use crate::messages::{PeerBody, PeerMessage};
+use crate::types::{GroupId, PeerId, ServerId};
+
+const PEERS: [PeerId; 3] = [PEER, OTHERS[0], OTHERS[1]];
+
+/// Time in which a message arrives.
+const DELAY_MS: u64 = 3;
+
+struct Trio {
+    shards: Vec<Shard>,
+    /// What arrives at each server, and when.
+    arriving: Vec<VecDeque<(u64, Input)>>,
+    is_running: [bool; 3],
+    now: u64,
+    _disks: Vec<Disks>,
+}
+
+impl Trio {
+    /// Three servers whose ticks come at different times.
+    fn new(opened: [u64; 3], last: [u64; 3]) -> Self {
+        let disks: Vec<Disks> = (0..3)
+            .map(|at| Disks::of(server(at), &[entries_of(PEERS[at], GROUP, last[at], 1)]))
+            .collect();
+        let open = |(at, disks): (usize, &Disks)| {
+            disks.open_at(server(at), PEERS[at], [GROUP], &view_of_three(), opened[at]).shard
+        };
+        let shards = disks.iter().enumerate().map(open).collect();
+        let arriving = (0..3).map(|_| VecDeque::new()).collect();
+        Self { shards, arriving, is_running: [true; 3], now: 200, _disks: disks }
+    }
+
+    /// Lets a millisecond pass.
+    fn step(&mut self) {
+        self.now += 1;
+        for at in 0..3 {
+            if !self.is_running[at] {
+                continue;
+            }
+            let arriving = &mut self.arriving[at];
+            let mut inputs = VecDeque::new();
+            while let Some((_, input)) = arriving.pop_front_if(|it| it.0 <= self.now) {
+                inputs.push_back(input);
+            }
+            let shard = &mut self.shards[at];
+            if inputs.is_empty() && shard.wakes_at() > self.now {
+                continue;
+            }
+            let mut out = Output::default();
+            loop {
+                shard.turn(self.now, &mut inputs, &mut out).unwrap();
+                let Some(offset) = shard.awaits_log() else { break };
+                shard.wal().wait_durable(offset).wait().unwrap();
+            }
+            for (to, message) in out.messages {
+                let input = Input::Peer { server: server(at), message };
+                self.send(to.0 as usize - 1, self.now + DELAY_MS, input);
+            }
+        }
+    }
+
+    fn send(&mut self, to: usize, at: u64, input: Input) {
+        let arriving = &mut self.arriving[to];
+        let place = arriving.partition_point(|it| it.0 <= at);
+        arriving.insert(place, (at, input));
+    }
+
+    fn leader(&self) -> Option<usize> {
+        let leads = |at: &usize| self.is_running[*at] && leads(&self.shards[*at]);
+        (0..3).find(leads)
+    }
+
+    /// Waits for a leader. Returns after how many milliseconds there is one.
+    fn elect(&mut self, bound_ms: u64) -> u64 {
+        let before = self.now;
+        while self.leader().is_none() {
+            self.step();
+            let elapsed = self.now - before;
+            assert!(elapsed <= bound_ms, "no leader after {elapsed} ms");
+        }
+        self.now - before
+    }
+
+    fn run(&mut self, ms: u64) {
+        (0..ms).for_each(|_| self.step());
+    }
+}
+
+fn server(at: usize) -> ServerId {
+    ServerId(at as u32 + 1)
+}
+
+fn leads(shard: &Shard) -> bool {
+    shard.replica_status(GROUP).is_some_and(|status| status.role == crate::request::Role::Leader)
+}
+
+/// Ticks at many distances from each other.
+fn phases() -> impl Iterator<Item = [u64; 3]> {
+    let steps = || (0..200).step_by(33);
+    steps().flat_map(move |second| steps().map(move |third| [0, second, third]))
+}
+
+#[test]
+fn a_leader_that_stops_is_replaced_within_eight_ticks() {
+    for opened in phases() {
+        let mut trio = Trio::new(opened, [3; 3]);
+        trio.elect(3000);
+        // The server may stop at any time since its last heartbeat.
+        for more_ms in [700, 751, 809, 897] {
+            trio.run(more_ms);
+            let stopped = trio.leader().expect("the leader is well");
+            trio.is_running[stopped] = false;
+            let without_ms = trio.elect(1600);
+            assert!(without_ms >= 600, "a leader that is slow for {without_ms} ms is deposed");
+            trio.is_running[stopped] = true;
+        }
+    }
+}
+
+#[test]
+fn a_leader_that_stops_is_replaced_although_the_first_candidate_lacks_entries() {
+    for opened in phases() {
+        for behind in 0..3 {
+            let mut last = [3; 3];
+            last[behind] = 1;
+            let mut trio = Trio::new(opened, last);
+            // Before the entries reach it, the leader stops.
+            while trio.leader().is_none() {
+                trio.step();
+            }
+            let stopped = trio.leader().unwrap();
+            trio.is_running[stopped] = false;
+            trio.elect(1700);
+        }
+    }
+}
+
+#[test]
+fn a_leader_whose_process_ends_is_replaced_within_600_ms() {
+    for opened in phases() {
+        // Each server may learn it at another time.
+        for later_ms in [0, 1, 40, 100, 150, 200, 250] {
+            let mut trio = Trio::new(opened, [3; 3]);
+            trio.elect(3000);
+            trio.run(700 + later_ms);
+            let ended = trio.leader().expect("the leader is well");
+            trio.is_running[ended] = false;
+            let others = (0..3).filter(|at| *at != ended).zip([0, later_ms]);
+            for (at, later_ms) in others.collect::<Vec<_>>() {
+                let down = Input::PeerDown { server: server(ended), is_refused: true };
+                trio.send(at, trio.now + later_ms, down);
+            }
+            trio.elect(600);
+        }
+    }
+}
+
+/// An idle group costs no place in the order of the log, and its heartbeats keep the leader.
+#[test]
+fn heartbeats_of_an_idle_group_wait_for_no_log() {
+    let mut trio = Trio::new([0, 50, 120], [3; 3]);
+    trio.elect(3000);
+    trio.run(1000);
+    let leader = trio.leader().unwrap();
+    let follower = (leader + 1) % 3;
+    let shard = &mut trio.shards[follower];
+    let elections = shard.counters().elections;
+    let status = shard.replica_status(GROUP).unwrap();
+    let heartbeat = raft::eraftpb::Message {
+        msg_type: raft::eraftpb::MessageType::MsgHeartbeat,
+        from: PEERS[leader].0,
+        to: PEERS[follower].0,
+        term: status.term.0,
+        commit: status.commit.0,
+        ..Default::default()
+    };
+    // A record of another group is in front: nothing of it is durable yet.
+    let other = GroupId(77);
+    let create = Input::Create { group: other, peer: PeerId(70), view: view_of_three() };
+    let message = PeerMessage {
+        group: GROUP,
+        from: PEERS[leader],
+        to: PEERS[follower],
+        body: PeerBody::Raft(Box::new(heartbeat)),
+    };
+    let mut inputs = [create, Input::Peer { server: server(leader), message }].into();
+    let mut out = Output::default();
+    shard.turn(trio.now, &mut inputs, &mut out).unwrap();
+    let is_response = |message: &PeerMessage| match &message.body {
+        PeerBody::Raft(message) => {
+            message.get_msg_type() == raft::eraftpb::MessageType::MsgHeartbeatResponse
+        }
+        _ => false,
+    };
+    assert!(out.messages.iter().any(|(_, message)| is_response(message)), "{:?}", out.messages);
+    assert_eq!(shard.counters().elections, elections);
+}
