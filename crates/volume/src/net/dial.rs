@@ -1,6 +1,7 @@
 //! The dialer's half of a handshake.
 
 use std::io;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -25,6 +26,19 @@ pub(super) enum ConnectError {
     Handshake(#[from] HandshakeError),
 }
 
+/// Time after which a second attempt replaces the first one. The kernel of a process that has just
+/// ended may drop the first segment of a connection, and it would be repeated after 1 s only. The
+/// second attempt is refused, which shows that the process is gone.
+const SECOND_ATTEMPT: Duration = Duration::from_millis(200);
+
+/// Opens a socket.
+async fn open(address: &str) -> io::Result<TcpStream> {
+    match timeout(SECOND_ATTEMPT, TcpStream::connect(address)).await {
+        Ok(opened) => opened,
+        Err(_) => TcpStream::connect(address).await,
+    }
+}
+
 /// Connects to a server and does the handshake. Without a directory, only cluster and server are
 /// compared.
 pub(super) async fn connect(
@@ -35,7 +49,7 @@ pub(super) async fn connect(
     directory: Option<&Mutex<Directory>>,
 ) -> Result<(TcpStream, Welcome), ConnectError> {
     let handshake = async {
-        let mut socket = TcpStream::connect(address).await?;
+        let mut socket = open(address).await?;
         set_options(&socket)?;
         let random = Uuid::new_v4().into_bytes();
         let random = *random.first_chunk().expect("a UUID is longer");

@@ -29,6 +29,12 @@ impl Default for BackOff {
 }
 
 impl BackOff {
+    /// The delays after the end of a connection that was open for long: the first ones are short,
+    /// because a refusal proves that the process is gone, and elections wait for it.
+    pub fn after_loss() -> Self {
+        Self(FIRST_RETRY / 10)
+    }
+
     /// The delay before the next attempt.
     pub fn delay(&mut self) -> Duration {
         let delay = self.0;

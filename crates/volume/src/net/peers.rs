@@ -111,17 +111,24 @@ async fn keep_connected(outbound: Arc<Outbound>, server: ServerId, address: Stri
     let mut back_off = BackOff::default();
     // What was reported of the present outage.
     let (mut is_refusal_reported, mut reported) = (false, None);
+    // The opening of the server that the last connection was to.
+    let mut last_mark = None;
     loop {
         let directory = Some(&shared.directory);
         let role = ConnectionRole::Peer;
         match connect(&shared.local, role, &address, Some(server), directory).await {
             Ok((socket, welcome)) => {
-                (is_refusal_reported, reported) = (false, None);
+                let mark = Some(welcome.identity.opening.mark);
+                // It was restarted before this server could notice that it was gone.
+                if last_mark.is_some_and(|_| last_mark != mark) && !is_refusal_reported {
+                    shared.host.event(NetEvent::PeerDown { server, refused: true });
+                }
+                (last_mark, is_refusal_reported, reported) = (mark, false, None);
                 let opened = Instant::now();
                 let end = run(&outbound, server, socket, &welcome).await;
                 tracing::debug!(%server, %end, "connection to a server lost");
                 if opened.elapsed() >= STEADY {
-                    back_off = BackOff::default();
+                    back_off = BackOff::after_loss();
                     continue;
                 }
             }
