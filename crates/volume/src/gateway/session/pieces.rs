@@ -261,7 +261,7 @@ impl Session {
             Ok(Ok(Verdict::Damaged)) => self.damaged(id, server),
             Ok(Ok(_)) => self.try_next(id, server),
             Ok(Err(error)) => self.refused(id, server, error),
-            Err(Closed) => self.not_serving(id, server),
+            Err(Closed) => self.not_connected(id, server),
         }
     }
 
@@ -405,14 +405,35 @@ impl Session {
 
     /// The server serves nothing at present.
     fn not_serving(&mut self, id: u64, server: ServerId) {
-        let (own, now) = (self.attachment.gateway, self.now);
-        if let Some(piece) = self.pieces.get(&id) {
-            let region = piece.region;
-            if let Some(group) = self.group(region) {
-                group.not_serving(server, own, now);
-            }
-        }
+        self.avoid(id, server);
         self.try_next(id, server);
+    }
+
+    /// There is no connection to the server. The next replica is tried at once, and a back-off
+    /// comes when none is left: a third of the attempts to find a new leader, each after a
+    /// back-off, would otherwise be at the server of the old one.
+    fn not_connected(&mut self, id: u64, server: ServerId) {
+        self.avoid(id, server);
+        let Some(piece) = self.pieces.get_mut(&id) else { return };
+        let Some(Region::Group(group)) = self.regions.get(&piece.region) else { return };
+        let is_tried = |other: &ServerId| *other == server || piece.tried.contains(other);
+        if piece.failures == 0 || group.view.replicas.iter().all(is_tried) {
+            return self.try_next(id, server);
+        }
+        (piece.hints, piece.silences) = (0, 0);
+        if !piece.tried.contains(&server) {
+            piece.tried.push(server);
+        }
+        self.send_next(id, server);
+    }
+
+    fn avoid(&mut self, id: u64, server: ServerId) {
+        let (own, now) = (self.attachment.gateway, self.now);
+        let Some(piece) = self.pieces.get(&id) else { return };
+        let region = piece.region;
+        if let Some(group) = self.group(region) {
+            group.not_serving(server, own, now);
+        }
     }
 
     /// Tries another replica: at once after the first failure, then with back-off.

@@ -385,21 +385,49 @@ fn a_request_that_waits_for_an_attach_is_not_sent_by_errors_of_its_copies() {
 fn closed_connections_are_retried_with_growing_delays_and_one_number() {
     let mut test = Harness::new();
     test.write(1);
-    let (id, _, _) = test.take_op();
-    test.outcome(id, Err(Closed));
-    let mut delays = Vec::new();
-    for _ in 0..12 {
-        let (id, _, op) = test.take_op();
-        assert_eq!(op.number.0, 1);
-        test.outcome(id, Err(Closed));
-        let due = test.session.wakes_at().unwrap();
-        delays.push((due - test.now).as_millis());
-        test.advance(due - test.now);
-    }
-    for (at, delay) in delays.into_iter().enumerate() {
+    for at in 0..12 {
+        // A back-off comes when all replicas were tried.
+        let mut tried = Vec::new();
+        while !test.sent.is_empty() {
+            let (id, server, op) = test.take_op();
+            assert_eq!(op.number.0, 1);
+            tried.push(server.0);
+            test.outcome(id, Err(Closed));
+        }
+        tried.sort_unstable();
+        assert_eq!(tried, [1, 2, 3]);
+        let delay = test.session.wakes_at().unwrap() - test.now;
         let exact = (10 << at).min(250);
-        assert!((exact * 3 / 4..=exact * 5 / 4).contains(&delay), "{delay} after {at}");
+        let millis = delay.as_millis();
+        assert!((exact * 3 / 4..=exact * 5 / 4).contains(&millis), "{millis} after {at}");
+        test.advance(delay);
     }
+}
+
+#[test]
+fn a_server_without_connection_costs_no_back_off_in_the_search_for_a_leader() {
+    let mut test = Harness::new();
+    test.write(1);
+    let (id, old_leader, _) = test.take_op();
+    test.outcome(id, Err(Closed));
+    let mut asked = Vec::new();
+    for _ in 0..20 {
+        let (id, server, _) = test.take_op();
+        match server == old_leader {
+            true => test.outcome(id, Err(Closed)),
+            false => {
+                asked.push(server);
+                test.outcome(id, Ok(Err(RequestError::new(ErrorCode::NotLeader, GROUP, ""))));
+            }
+        }
+        if server == old_leader {
+            assert_eq!(test.sent.len(), 1, "the next replica is asked at once");
+        } else if test.sent.is_empty() {
+            test.advance(test.session.wakes_at().unwrap() - test.now);
+        }
+    }
+    assert!(asked.len() >= 13, "{asked:?}");
+    assert!(asked.windows(2).all(|two| two[0] != two[1]), "{asked:?}");
 }
 
 #[test]
