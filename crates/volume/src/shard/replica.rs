@@ -455,7 +455,13 @@ impl Replica {
         if self.delayed != delayed {
             self.delayed = delayed;
             let rank = self.rank(self.leader()) as u32;
-            self.delay = FIRST_ELECTION_TICKS + rank * NEXT_ELECTION_TICKS;
+            if self.role() == Role::Candidate {
+                // Its election has failed. Without a leader it need not wait for the timeout again.
+                self.delay = 1 + rank;
+                self.raft.raft.election_elapsed = ELECTION_TICKS - 1;
+            } else {
+                self.delay = FIRST_ELECTION_TICKS + rank * NEXT_ELECTION_TICKS;
+            }
         }
         let raft = &self.raft.raft;
         let is_due = raft.election_elapsed + 1 >= raft.randomized_election_timeout();

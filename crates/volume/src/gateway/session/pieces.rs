@@ -204,7 +204,12 @@ impl Session {
     fn send_next(&mut self, id: u64, after: ServerId) {
         let Some(piece) = self.pieces.get_mut(&id) else { return };
         let Some(Region::Group(group)) = self.regions.get(&piece.region) else { return };
-        match group.next_target(after, &mut piece.tried, &piece.damaged) {
+        // A server that has a copy and is silent would only be silent again.
+        let is_silent = |copy: &&Copy| self.now < copy.sent + LOST_AFTER;
+        let silent = piece.copies.iter().filter(is_silent).map(|copy| copy.server);
+        let avoided: Vec<ServerId> = silent.chain(piece.damaged.iter().copied()).collect();
+        let next = group.next_target(after, &mut piece.tried, &avoided);
+        match next.or_else(|| group.next_target(after, &mut piece.tried, &piece.damaged)) {
             Some(server) => {
                 let kind = piece.kind;
                 self.count(kind).retries.add(1);
