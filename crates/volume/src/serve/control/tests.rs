@@ -109,7 +109,7 @@ impl Test {
         let registry = Registry::new(self.service.inner(), &self.keys);
         let all = async {
             loop {
-                let groups = registry.groups().await.unwrap();
+                let groups = registry.groups().await.unwrap().0;
                 let mut peers = groups.iter().flat_map(|(_, group)| &group.value.peers);
                 if peers.all(|peer| peer.server != self.server || is(peer)) {
                     return;
