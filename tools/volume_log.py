@@ -452,6 +452,10 @@ class Replica:
         self.overlay = defaultdict(dict)
 
     @property
+    def last_term(self):
+        return self.entries[self.last].term if self.last in self.entries else self.base_term
+
+    @property
     def exact(self):
         return not self.lost and self.barrier <= self.applied
 

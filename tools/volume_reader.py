@@ -180,7 +180,8 @@ def describe(server, printer, whole):
             printer.item("record", {"offset": offset, "kind": record.kind} | record.described())
     for key, replica in sorted(server.replicas.items()):
         state = "lost" if replica.lost else "exact" if replica.exact else "installing"
-        names = ["group", "peer", "term", "vote", "base", "base_term", "commit", "applied", "last", "barrier", "configuration"]
+        names = ["group", "peer", "term", "vote", "base", "base_term", "commit", "applied", "last", "last_term", "barrier"]
+        names.append("configuration")
         fields = {name: getattr(replica, name) for name in names}
         volumes = {volume: volume_state.described() for volume, volume_state in sorted(replica.volumes.items())}
         fields |= {"state": state, "reason": replica.lost, "used_slots": len(server.used[key]), "volumes": volumes}

@@ -235,7 +235,7 @@ pub(crate) fn volume_campaign(root: &Path, options: &VolumeOptions) -> Result<Re
     let seed = options.seed.unwrap_or(clock);
     let mut report = Report::default();
     report.suite("volume", || {
-        volume::run(&bench.binary, &bench.directory("volume"), options.rounds, seed)
+        volume::run(root, &bench.binary, &bench.directory("volume"), options.rounds, seed)
     });
     Ok(report)
 }

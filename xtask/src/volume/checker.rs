@@ -7,6 +7,9 @@
 //! what was seen once stays, and a write that takes effect again after a later one is found.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -118,13 +121,14 @@ impl Checker {
         done.chain(waiting).max().unwrap_or_default()
     }
 
-    /// Reads everything once, by a connection of its own.
-    pub(super) fn read_all(&self) -> Result<(), NbdError> {
+    /// Reads everything once, by a connection of its own, and returns it.
+    pub(super) fn read_all(&self) -> Result<Vec<u8>, NbdError> {
         let mut connection = Connection::open(&self.socket)?;
+        let mut content = Vec::new();
         for run in 0..BASES.len() as u64 * RUNS {
-            self.read(&mut connection, run * RUN_UNITS, RUN_UNITS)?;
+            content.extend(self.read(&mut connection, run * RUN_UNITS, RUN_UNITS)?);
         }
-        Ok(())
+        Ok(content)
     }
 
     fn report(&self, what: String) {
@@ -175,7 +179,7 @@ impl Checker {
             let run = rng.below(runs);
             let first = rng.below(RUN_UNITS);
             let count = 1 + rng.below(RUN_UNITS - first);
-            self.read(connection, run * RUN_UNITS + first, count)?;
+            drop(self.read(connection, run * RUN_UNITS + first, count)?);
             self.reads.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
@@ -222,7 +226,12 @@ impl Checker {
         Ok(())
     }
 
-    fn read(&self, connection: &mut Connection, first: u64, count: u64) -> Result<(), NbdError> {
+    fn read(
+        &self,
+        connection: &mut Connection,
+        first: u64,
+        count: u64,
+    ) -> Result<Vec<u8>, NbdError> {
         let range = first as usize..(first + count) as usize;
         let before: Vec<Unit> =
             self.units.lock().expect("no holder panics")[range.clone()].to_vec();
@@ -257,8 +266,22 @@ impl Checker {
                 }
             }
         }
-        Ok(())
+        Ok(read)
     }
+}
+
+/// Returns the first byte of the volume at which an image of it differs from the content that
+/// [`Checker::read_all`] has returned.
+pub(super) fn difference(image: &File, content: &[u8]) -> io::Result<Option<u64>> {
+    let mut bytes = vec![0; (RUN_UNITS as usize) * UNIT];
+    for (run, wanted) in content.chunks_exact(bytes.len()).enumerate() {
+        let at = offset(run as u64 * RUN_UNITS);
+        image.read_exact_at(&mut bytes, at)?;
+        if let Some(differs) = bytes.iter().zip(wanted).position(|(one, other)| one != other) {
+            return Ok(Some(at + differs as u64));
+        }
+    }
+    Ok(None)
 }
 
 #[derive(Debug)]

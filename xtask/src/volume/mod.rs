@@ -4,9 +4,12 @@
 //! [`checker`] is the load and knows which contents a read may return. In rounds that leave the
 //! exporter alone, fio writes and verifies another range: its NBD engine does not reconnect. Each
 //! round ends with all processes running and progress on each connection. The last round ends when
-//! all replicas are exact at the same index and all processes have ended on SIGTERM.
+//! all replicas are exact at the same index and all processes have ended on SIGTERM. When all
+//! servers are killed, and at the end, `tools/volume_reader.py` must find their devices intact, at
+//! the end with the content that was read last.
 
 mod checker;
+mod devices;
 pub(crate) mod member;
 pub(crate) mod nbd;
 mod proxy;
@@ -24,6 +27,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use self::checker::{Checker, FIO_OFFSET, VOLUME_BYTES, WORKERS};
+use self::devices::Devices;
 use self::member::{Process, metric, volume_command};
 use self::proxy::{Link, Network};
 use crate::Error;
@@ -71,6 +75,7 @@ struct Figures {
 
 /// Runs the campaign in `directory`.
 pub(crate) fn run(
+    root: &Path,
     binary: &Path,
     directory: &Path,
     rounds: u32,
@@ -83,7 +88,7 @@ pub(crate) fn run(
         fs::remove_dir_all(directory)?;
     }
     fs::create_dir_all(directory)?;
-    let mut campaign = Campaign::start(binary, directory, seed)?;
+    let mut campaign = Campaign::start(root, binary, directory, seed)?;
     for round in 1..=rounds {
         campaign.round(round).map_err(|error| format!("seed {seed}, round {round}: {error}"))?;
     }
@@ -100,6 +105,7 @@ struct Campaign {
     metrics: Vec<SocketAddr>,
     exporter: Process,
     network: Network,
+    devices: Option<Devices>,
     checker: Arc<Checker>,
     workers: Vec<JoinHandle<()>>,
     rng: Rng,
@@ -107,7 +113,7 @@ struct Campaign {
 }
 
 impl Campaign {
-    fn start(binary: &Path, directory: &Path, seed: u64) -> Result<Self, Error> {
+    fn start(root: &Path, binary: &Path, directory: &Path, seed: u64) -> Result<Self, Error> {
         let coordination = free_address()?;
         let (mut servers, mut metrics, mut routes) = (Vec::new(), Vec::new(), Vec::new());
         for server in 1..=SERVERS {
@@ -158,6 +164,7 @@ impl Campaign {
             metrics,
             exporter,
             network,
+            devices: Devices::new(root, directory),
             checker,
             workers,
             rng: Rng::new(seed),
@@ -251,6 +258,11 @@ impl Campaign {
                 let spared = self.rng.below(SERVERS as u64 + 1) as usize;
                 for other in (0..SERVERS).filter(|other| *other != spared) {
                     self.kill(other)?;
+                }
+                if let Some(devices) = &self.devices
+                    && spared == SERVERS
+                {
+                    (0..SERVERS).try_for_each(|server| devices.check(server))?;
                 }
                 match spared < SERVERS {
                     true => format!("all servers but {} killed for {ms} ms", spared + 1),
@@ -401,7 +413,8 @@ impl Campaign {
         for worker in self.workers.drain(..) {
             worker.join().map_err(|_| "a worker has panicked")?;
         }
-        self.checker.read_all().map_err(|error| format!("the last read: {error}"))?;
+        let content = self.checker.read_all();
+        let content = content.map_err(|error| format!("the last read: {error}"))?;
         self.check()?;
         let deadline = Instant::now() + EXACT_LIMIT;
         let groups = loop {
@@ -432,6 +445,12 @@ impl Campaign {
         self.exporter.stop()?;
         // The first one hosts the coordination service of the others.
         self.servers.iter_mut().rev().try_for_each(Process::stop)?;
+        if let Some(devices) = &self.devices {
+            for server in 0..SERVERS {
+                devices.check(server)?;
+                devices.compare(server, &content)?;
+            }
+        }
         self.show(groups);
         Ok(())
     }
