@@ -105,8 +105,8 @@ enum Task {
     /// Damage the files of stopped or running servers; each must serve only correct bytes and
     /// report the loss, or refuse to start with advice: a campaign.
     Damage(DamageOptions),
-    /// Cut the power of a virtual machine's disk under the WAL, repeatedly, and check what
-    /// survives: a campaign.
+    /// Cut the power of a virtual machine's disks under the WAL and under three volume servers,
+    /// repeatedly, and check what survives: a campaign.
     Crash(CrashOptions),
     /// Take over a WAL from one host to another on a shared, reserved disk, in a virtual machine.
     Fence(FenceOptions),
@@ -324,9 +324,12 @@ struct DamageOptions {
 
 #[derive(Args)]
 struct CrashOptions {
-    /// Number of rounds; each ends with a power cut and a check.
+    /// Number of rounds; each ends with a power cut and a check. Of volumes a tenth.
     #[arg(long, default_value_t = 20)]
     rounds: u32,
+    /// Only the volume servers, and all rounds.
+    #[arg(long)]
+    volumes: bool,
     /// Seed of the times of the power cuts and of the written data. Default: from the clock; it is
     /// printed.
     #[arg(long)]

@@ -1,13 +1,15 @@
-//! The crash test: the power of a disk is really cut under the WAL, and acknowledged records must
-//! survive.
+//! The crash test: the power of a disk is really cut under the WAL, or that of all disks under
+//! three volume servers ([`volumes`]), and what was acknowledged must survive.
 //!
 //! `cargo xtask sim` cuts the power of a simulated disk, and `cargo xtask kill` kills the process;
 //! here everything down to the disk is real: io_uring, a kernel's block layer and drivers, flushes
 //! and FUA, and a volatile cache that is lost ([`guest`]). The writer reports over a serial line
-//! what it was promised, [`journal`] compares.
+//! what it was promised, [`journal`] and [`blocks`] compare.
 
+mod blocks;
 mod guest;
 mod journal;
+mod volumes;
 
 use std::fmt;
 use std::fs;
@@ -22,7 +24,7 @@ use crate::report::{Case, Report};
 use crate::rng::Rng;
 use crate::setup::Missing;
 use crate::{CrashOptions, Error};
-use guest::{Config, Disk, Machine};
+use guest::{Config, Disk, Machine, Program};
 use journal::{Promises, RecordRange};
 
 /// The moment of the power cut.
@@ -50,34 +52,130 @@ impl fmt::Display for Cut {
 pub(crate) fn campaign(root: &Path, options: &CrashOptions) -> Result<Report, Error> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
     let (rounds, seed) = (options.rounds, options.seed.unwrap_or(clock));
-    let name = format!("{rounds} power cuts, seed {seed}");
     let mut report = Report::default();
-    report.suite("crash", || {
-        println!("repeat with: cargo xtask crash --rounds {rounds} --seed {seed}");
-        let mut bench = match Bench::prepare(root, seed) {
-            Ok(bench) => bench,
-            Err(Missing::NotAllowed(reason)) => {
-                println!("skipped: {reason}");
-                return Ok(vec![Case::skipped(&name, reason)]);
-            }
-            Err(Missing::Failed(error)) => return Err(error),
-        };
-        let mut cases: Vec<Case> = Disk::ALL
-            .iter()
-            .map(|disk| {
-                Case::run(&format!("{disk} loses what is not flushed"), || bench.control(*disk))
-            })
-            .collect();
-        cases.push(Case::run(&name, || bench.rounds(rounds)));
-        if cases.iter().any(Case::has_failed) {
-            println!("medium, console and logs are kept in {}", bench.directory.display());
-        } else {
-            fs::remove_dir_all(&bench.directory)?;
-        }
-        Ok(cases)
+    if !options.volumes {
+        suite(&mut report, "crash", rounds, seed, "", |name| {
+            let mut bench = Bench::prepare(root, seed)?;
+            let mut cases: Vec<Case> = Disk::ALL
+                .iter()
+                .map(|disk| {
+                    Case::run(&format!("{disk} loses what is not flushed"), || bench.control(*disk))
+                })
+                .collect();
+            cases.push(Case::run(name, || bench.rounds(rounds)));
+            Ok((cases, bench.directory))
+        });
+    }
+    // A round of volumes takes several times as long.
+    let rounds = if options.volumes { rounds } else { rounds.div_ceil(VOLUME_SHARE) };
+    suite(&mut report, "crash of volumes", rounds, seed, " --volumes", |name| {
+        let mut bench = volumes::Bench::prepare(root, seed)?;
+        let cases = vec![
+            Case::run("three volume servers lose what is not flushed", || bench.control()),
+            Case::run(name, || bench.rounds(rounds)),
+        ];
+        Ok((cases, bench.directory))
     });
     Ok(report)
 }
+
+/// Runs cases in a directory, which is kept if one of them fails.
+fn suite(
+    report: &mut Report,
+    name: &str,
+    rounds: u32,
+    seed: u64,
+    more: &str,
+    run: impl FnOnce(&str) -> Result<(Vec<Case>, PathBuf), Missing>,
+) {
+    let case = format!("{rounds} power cuts, seed {seed}");
+    report.suite(name, || {
+        println!("repeat with: cargo xtask crash --rounds {rounds} --seed {seed}{more}");
+        let (cases, directory) = match run(&case) {
+            Ok(done) => done,
+            Err(Missing::NotAllowed(reason)) => {
+                println!("skipped: {reason}");
+                return Ok(vec![Case::skipped(&case, reason)]);
+            }
+            Err(Missing::Failed(error)) => return Err(error),
+        };
+        if cases.iter().any(Case::has_failed) {
+            println!("medium, console and logs are kept in {}", directory.display());
+        } else {
+            fs::remove_dir_all(&directory)?;
+        }
+        Ok(cases)
+    });
+}
+
+/// Creates the empty directory of a suite, builds a program of the simulations, and returns both
+/// and the image of a machine that runs it.
+fn prepare(root: &Path, program: Program) -> Result<(PathBuf, PathBuf, Image), Missing> {
+    let directory = root.join("target/e2e/run").join(format!("crash-{}", program.name()));
+    if directory.exists() {
+        fs::remove_dir_all(&directory).map_err(Error::from)?;
+    }
+    fs::create_dir_all(&directory).map_err(Error::from)?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    let binary = root.join(target).join("debug").join(program.name());
+    let package = ["--package", "alluvium-sim", "--bin", program.name()];
+    quietly(cargo(root).args(["build", "--locked"]).args(package))?;
+    let image = guest::image(&root.join("target/e2e/crash"), &directory, program, &binary)?;
+    Ok((directory, binary, image))
+}
+
+/// Runs a machine until the power is cut. `on_line` gets each line of the writer. The load begins
+/// with a line that starts with `loaded`.
+fn run_until_cut(
+    mut machine: Machine,
+    cut: Cut,
+    loaded: &str,
+    mut on_line: impl FnMut(&str) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut take = |line: &str| {
+        on_line(line)?;
+        Ok::<_, Error>(line.starts_with("failed "))
+    };
+    let too_early = |line: &str| Error::from(format!("before the power was cut: {line}"));
+    loop {
+        let line = machine.line()?;
+        if take(&line)? {
+            return Err(too_early(&line));
+        }
+        match cut {
+            Cut::Opening(after) if line == "opening" => thread::sleep(after),
+            Cut::Load(after) if line.starts_with(loaded) => thread::sleep(after),
+            Cut::Closed(_) if line == "closed" => {}
+            _ => continue,
+        }
+        break;
+    }
+    while let Some(line) = machine.line_within(Duration::ZERO)? {
+        if take(&line)? {
+            return Err(too_early(&line));
+        }
+    }
+    machine.cut()?;
+    if let Cut::Closed(_) = cut {
+        return Ok(());
+    }
+    // The machine keeps running: until the writer notices, it reports what was promised before the
+    // cut. During recovery it notices late, since it tries to read every page of a dead disk.
+    while let Some(line) = machine.line_within(Duration::from_secs(5))? {
+        if take(&line)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The words of a command line.
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
+
+/// One round of volumes for this number of rounds of the WAL.
+const VOLUME_SHARE: u32 = 10;
 
 struct Bench {
     seed: u64,
@@ -90,16 +188,7 @@ struct Bench {
 
 impl Bench {
     fn prepare(root: &Path, seed: u64) -> Result<Self, Missing> {
-        let directory = root.join("target/e2e/run/crash");
-        if directory.exists() {
-            fs::remove_dir_all(&directory).map_err(Error::from)?;
-        }
-        fs::create_dir_all(&directory).map_err(Error::from)?;
-        let target = std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
-        let numbered = root.join(target).join("debug/numbered");
-        let package = ["--package", "alluvium-sim", "--bin", "numbered"];
-        quietly(cargo(root).args(["build", "--locked"]).args(package))?;
-        let image = guest::image(&root.join("target/e2e/crash"), &directory, &numbered)?;
+        let (directory, numbered, image) = prepare(root, Program::Numbered)?;
         Ok(Self { seed, rng: Rng::new(seed), directory, numbered, image })
     }
 
@@ -124,50 +213,18 @@ impl Bench {
             .ok_or_else(|| format!("unexpected content of the medium after the cut: {line}").into())
     }
 
-    /// Runs a machine until the power is cut. `on_line` gets each line of the writer.
     fn run(
         &self,
-        config: &Config<'_>,
+        disk: Disk,
+        slow_flushes: bool,
+        writer: &[String],
         cut: Cut,
-        mut on_line: impl FnMut(&str) -> Result<(), Error>,
+        promises: &mut Promises,
     ) -> Result<(), Error> {
-        let mut machine = Machine::start(&self.image, &self.directory, config)?;
-        let mut take = |line: &str| {
-            on_line(line)?;
-            Ok::<_, Error>(line.starts_with("failed "))
-        };
-        let too_early = |line: &str| Error::from(format!("before the power was cut: {line}"));
-        loop {
-            let line = machine.line()?;
-            if take(&line)? {
-                return Err(too_early(&line));
-            }
-            match cut {
-                Cut::Opening(after) if line == "opening" => thread::sleep(after),
-                Cut::Load(after) if line.starts_with("held ") => thread::sleep(after),
-                Cut::Closed(_) if line == "closed" => {}
-                _ => continue,
-            }
-            break;
-        }
-        while let Some(line) = machine.line_within(Duration::ZERO)? {
-            if take(&line)? {
-                return Err(too_early(&line));
-            }
-        }
-        machine.cut()?;
-        if let Cut::Closed(_) = cut {
-            return Ok(());
-        }
-        // The machine keeps running: until the writer notices, it reports what was promised before
-        // the cut. During recovery it notices late, since it tries to read every page of a dead
-        // disk.
-        while let Some(line) = machine.line_within(Duration::from_secs(5))? {
-            if take(&line)? {
-                break;
-            }
-        }
-        Ok(())
+        let program = Program::Numbered;
+        let config = Config { program, disk, media: &["medium.img"], slow_flushes, writer };
+        let machine = Machine::start(&self.image, &self.directory, &config)?;
+        run_until_cut(machine, cut, "held ", |line| Ok(promises.line(line)?))
     }
 
     /// Checks that a writer that does not flush loses promised records: otherwise this test could
@@ -175,9 +232,8 @@ impl Bench {
     fn control(&self, disk: Disk) -> Result<(), Error> {
         self.format()?;
         let writer = self.writer(1, &["--durability", "device"]);
-        let config = Config { disk, slow_flushes: false, writer: &writer };
         let mut promises = Promises::default();
-        self.run(&config, Cut::Load(Duration::from_secs(1)), |line| Ok(promises.line(line)?))?;
+        self.run(disk, false, &writer, Cut::Load(Duration::from_secs(1)), &mut promises)?;
         let held = self.held()?;
         let (promised, kept) = (promises.next(), held.next);
         if kept >= promised {
@@ -189,8 +245,7 @@ impl Bench {
 
     fn writer(&self, load: u64, more: &[&str]) -> Vec<String> {
         let (seed, load) = (self.seed.to_string(), load.to_string());
-        let arguments = ["--seed", &seed, "--load", &load];
-        arguments.iter().chain(more).map(|&word| word.to_owned()).collect()
+        words(&[&["--seed", &seed, "--load", &load], more].concat())
     }
 
     fn rounds(&mut self, rounds: u32) -> Result<(), Error> {
@@ -219,8 +274,7 @@ impl Bench {
             _ => self.writer(load, &[]),
         };
         let before = promises.next();
-        let config = Config { disk, slow_flushes, writer: &writer };
-        self.run(&config, cut, |line| Ok(promises.line(line)?))?;
+        self.run(disk, slow_flushes, &writer, cut, promises)?;
         let acknowledged = promises.next();
         let held = self.held()?;
         promises.check(held)?;

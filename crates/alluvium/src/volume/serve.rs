@@ -9,7 +9,7 @@ use alluvium_coordination::{
 };
 use alluvium_device::{OpenOptions, SharedDevice};
 use alluvium_volume::net::NetLimits;
-use alluvium_volume::serve::{ServeError, ServeOptions, Server};
+use alluvium_volume::serve::{RECORD_BYTES, ServeError, ServeOptions, Server};
 use alluvium_volume::shard::Apply;
 use clap::{Args, ValueEnum};
 use prometheus_client::registry::Registry;
@@ -175,7 +175,10 @@ async fn serve(
     let options = ServeOptions {
         cluster: args.cluster.cluster.clone(),
         log,
-        log_options: alluvium_wal::Options::default(),
+        log_options: alluvium_wal::Options {
+            max_record_bytes: RECORD_BYTES,
+            ..alluvium_wal::Options::default()
+        },
         store,
         apply: match args.apply {
             ApplyArg::Deferred => Apply::Deferred,

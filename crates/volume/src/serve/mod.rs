@@ -36,6 +36,11 @@ use crate::shard::{Apply, ShardCounters};
 use crate::store::StoreCounters;
 use crate::types::ServerId;
 
+/// The largest record that a log needs, whatever its size: a group that is carried forward has up
+/// to 16 MiB of ops, and each of them a head. A ring below 256 MiB needs less, a sixteenth for the
+/// ops of such a group.
+pub const RECORD_BYTES: u32 = 24 << 20;
+
 /// What a server needs.
 pub struct ServeOptions {
     /// The cluster.

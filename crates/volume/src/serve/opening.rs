@@ -21,10 +21,6 @@ use crate::store::{Owner, Store, StoreError};
 use crate::types::{GroupId, PeerId, ServerId};
 use crate::window::Window;
 
-/// The largest record of the log: a group that is carried forward has up to 16 MiB of ops, and each
-/// of them a head.
-const RECORD_BYTES: u32 = 24 << 20;
-
 /// Why a server does not open, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
@@ -98,11 +94,7 @@ pub(super) async fn open(
     };
     let shard_opening = Opening {
         log: options.log.clone(),
-        log_options: Options {
-            mark: Some(mark),
-            max_record_bytes: RECORD_BYTES,
-            ..options.log_options.clone()
-        },
+        log_options: Options { mark: Some(mark), ..options.log_options.clone() },
         store: options.store.clone(),
         store_id: disks[0],
         cluster: options.cluster.clone(),
