@@ -4,7 +4,7 @@
 //! [`checker`] is the load and knows which contents a read may return. In rounds that leave the
 //! exporter alone, fio writes and verifies another range: its NBD engine does not reconnect. Each
 //! round ends with all processes running and progress on each connection. The last round ends when
-//! all replicas are exact at the same index and all processes have ended on SIGTERM. When all
+//! all replicas are exact at the same index and all processes have ended on SIGTERM. When several
 //! servers are killed, and at the end, `tools/volume_reader.py` must find their devices intact, at
 //! the end with the content that was read last.
 
@@ -256,13 +256,10 @@ impl Campaign {
             }
             Fault::KillMany => {
                 let spared = self.rng.below(SERVERS as u64 + 1) as usize;
-                for other in (0..SERVERS).filter(|other| *other != spared) {
-                    self.kill(other)?;
-                }
-                if let Some(devices) = &self.devices
-                    && spared == SERVERS
-                {
-                    (0..SERVERS).try_for_each(|server| devices.check(server))?;
+                let killed = || (0..SERVERS).filter(|other| *other != spared);
+                killed().try_for_each(|other| self.kill(other))?;
+                if let Some(devices) = &self.devices {
+                    killed().try_for_each(|other| devices.check(other))?;
                 }
                 match spared < SERVERS {
                     true => format!("all servers but {} killed for {ms} ms", spared + 1),
