@@ -14,11 +14,11 @@ use uuid::Uuid;
 
 use super::disk::VolumeDisk;
 use super::export_metrics::Times;
-use super::{ClusterArgs, check_exposure, export_metrics};
+use super::{ClusterArgs, check_exposure, export_metrics, serving_runtime};
 use crate::address::Address;
 use crate::admin::{Admin, Health};
 use crate::output::Failure;
-use crate::serve::{Signals, runtime};
+use crate::serve::Signals;
 use crate::units::{Size, Span};
 use crate::unix_socket;
 
@@ -72,7 +72,7 @@ impl ExportArgs {
 /// The volume cannot be attached; a socket cannot be opened.
 pub(super) fn run(args: ExportArgs) -> Result<(), Failure> {
     crate::open_files::raise_limit();
-    let runtime = runtime()?;
+    let runtime = serving_runtime()?;
     let served = runtime.block_on(export(args));
     runtime.shutdown_background();
     served

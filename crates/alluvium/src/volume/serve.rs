@@ -16,12 +16,12 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpListener;
 
 use super::metrics::VolumeCollector;
-use super::{ClusterArgs, check_exposure};
+use super::{ClusterArgs, check_exposure, serving_runtime};
 use crate::address::{Address, HostPort};
 use crate::admin::{Admin, Health};
 use crate::output::Failure;
 use crate::progress::Meter;
-use crate::serve::{Signals, runtime};
+use crate::serve::Signals;
 use crate::storage;
 use crate::units::Size;
 
@@ -138,7 +138,7 @@ pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
             args.wal_capacity,
         )));
     }
-    let runtime = runtime()?;
+    let runtime = serving_runtime()?;
     let health = Health::new();
     let admin = match args.metrics_listen {
         Some(Address(listen)) => Some(runtime.block_on(Admin::start(listen, health.clone()))?),

@@ -1,9 +1,8 @@
 //! Latencies of writes with and without a checkpoint in progress, of the same runs.
 //!
 //! The servers are asked again and again whether they have a checkpoint in progress, and fio logs
-//! the latency of each write. A write counts as one with a checkpoint if a server had one at two
-//! successive answers and the write was in flight in between; as one without if no server had or
-//! completed one while it was in flight. Others do not count.
+//! the latency of each write. A write counts as one with a checkpoint if it was in flight between
+//! two successive answers of which one states a checkpoint, or between which one was completed.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -19,7 +18,7 @@ use crate::report::Case;
 use crate::server::Metrics;
 
 /// The pause between two answers of a server.
-const EVERY: Duration = Duration::from_millis(10);
+const EVERY: Duration = Duration::from_millis(5);
 /// Runs of each workload.
 const RUNS: u32 = 3;
 /// The target of the p99 with a checkpoint, over that without.
@@ -36,42 +35,18 @@ struct Seen {
     completed: f64,
 }
 
-/// What is known of the time between two answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    With,
-    Without,
-    Unknown,
+/// Whether a checkpoint was in progress at some time between two answers.
+fn has_checkpoint(before: &Seen, after: &Seen) -> bool {
+    before.is_running || after.is_running || before.completed != after.completed
 }
 
-fn between(before: &Seen, after: &Seen) -> State {
-    match (before.is_running, after.is_running) {
-        (true, true) => State::With,
-        (false, false) if before.completed == after.completed => State::Without,
-        _ => State::Unknown,
-    }
-}
-
-/// The state of a write that was in flight between two times.
-fn state(seen: &[Seen], write: &Logged) -> State {
-    let first = seen.partition_point(|seen| seen.to_ms <= write.began_ms).saturating_sub(1);
-    let mut state = None;
-    let mut covered_ms = f64::INFINITY;
-    for pair in seen[first..].windows(2) {
-        if pair[0].from_ms >= write.ended_ms {
-            break;
-        }
-        covered_ms = if state.is_none() { pair[0].to_ms } else { covered_ms };
-        match (between(&pair[0], &pair[1]), state) {
-            (State::With, _) => return State::With,
-            (now, None) => state = Some(now),
-            (State::Unknown, _) => state = Some(State::Unknown),
-            (State::Without, _) => {}
-        }
-    }
-    let is_covered = covered_ms <= write.began_ms
-        && seen.last().is_some_and(|last| last.from_ms >= write.ended_ms);
-    state.filter(|_| is_covered).unwrap_or(State::Unknown)
+/// Whether a write was in flight with a checkpoint. `None` if it was in flight before the first
+/// answer, or after the last one.
+fn is_with(seen: &[Seen], write: &Logged) -> Option<bool> {
+    let first = seen.partition_point(|seen| seen.to_ms <= write.began_ms).checked_sub(1)?;
+    let behind = seen.partition_point(|seen| seen.from_ms < write.ended_ms);
+    let during = seen.get(first..=behind)?;
+    Some(during.windows(2).any(|pair| has_checkpoint(&pair[0], &pair[1])))
 }
 
 /// The latency that `share` of the writes do not exceed; NaN without writes.
@@ -95,10 +70,10 @@ impl Run {
     fn new(seen: &[Seen], writes: &[Logged]) -> Self {
         let (mut with, mut without) = (Vec::new(), Vec::new());
         for write in writes {
-            match state(seen, write) {
-                State::With => with.push(write.latency_us()),
-                State::Without => without.push(write.latency_us()),
-                State::Unknown => {}
+            match is_with(seen, write) {
+                Some(true) => with.push(write.latency_us()),
+                Some(false) => without.push(write.latency_us()),
+                None => {}
             }
         }
         let completed = |seen: Option<&Seen>| seen.map_or(0.0, |seen| seen.completed);
@@ -198,36 +173,34 @@ mod tests {
     }
 
     #[test]
-    fn a_write_has_the_state_of_all_the_time_that_it_was_in_flight() {
+    fn a_write_is_with_a_checkpoint_if_there_was_one_while_it_was_in_flight() {
         let idle = (false, 0.0);
         let seen = seen(&[idle, idle, idle, (true, 0.0), (true, 0.0), (false, 1.0), (false, 1.0)]);
         for (began_ms, ended_ms, expected) in [
-            (101.0, 105.0, State::Without),
-            (101.0, 119.0, State::Without),
-            // The checkpoint begins between 120 and 131 ms.
-            (112.0, 122.0, State::Unknown),
-            (124.0, 128.0, State::Unknown),
-            (132.0, 135.0, State::With),
-            (101.0, 139.0, State::With),
-            (139.0, 155.0, State::With),
-            (143.0, 148.0, State::Unknown),
-            (152.0, 158.0, State::Without),
+            (101.0, 105.0, Some(false)),
+            (101.0, 119.0, Some(false)),
+            // The checkpoint begins between 120 and 131 ms, and ends between 140 and 151.
+            (112.0, 122.0, Some(true)),
+            (132.0, 135.0, Some(true)),
+            (101.0, 148.0, Some(true)),
+            (143.0, 155.0, Some(true)),
+            (152.0, 158.0, Some(false)),
             // Before the first answer, or after the last one.
-            (90.0, 105.0, State::Unknown),
-            (155.0, 170.0, State::Unknown),
-            (80.0, 90.0, State::Unknown),
+            (90.0, 105.0, None),
+            (155.0, 170.0, None),
+            (80.0, 90.0, None),
         ] {
-            let found = state(&seen, &write(began_ms, ended_ms));
+            let found = is_with(&seen, &write(began_ms, ended_ms));
             assert_eq!(found, expected, "{began_ms} to {ended_ms}");
         }
-        assert_eq!(state(&[], &write(1.0, 2.0)), State::Unknown);
+        assert_eq!(is_with(&[], &write(1.0, 2.0)), None);
     }
 
     #[test]
     fn a_checkpoint_between_two_answers_is_noticed() {
         let seen = seen(&[(false, 3.0), (false, 4.0), (false, 4.0)]);
-        assert_eq!(state(&seen, &write(102.0, 108.0)), State::Unknown);
-        assert_eq!(state(&seen, &write(112.0, 118.0)), State::Without);
+        assert_eq!(is_with(&seen, &write(102.0, 108.0)), Some(true));
+        assert_eq!(is_with(&seen, &write(112.0, 118.0)), Some(false));
     }
 
     #[test]
