@@ -296,7 +296,7 @@ struct Sample {
 /// A figure of a sample.
 type Figure = (&'static str, fn(&Sample) -> f64);
 
-const FIGURES: [Figure; 17] = [
+const FIGURES: [Figure; 19] = [
     ("IOPS", |sample| sample.fio.iops),
     ("MiB/s", |sample| sample.fio.mebibytes_per_second()),
     ("p50, us", |sample| sample.fio.p50_us),
@@ -316,11 +316,16 @@ const FIGURES: [Figure; 17] = [
         flushes.map_or(f64::NAN, |(log, store)| (log.flushes + store.flushes) as f64)
             / sample.seconds
     }),
+    ("flushes/s (counters)", |sample| {
+        let counters = &sample.during.counters;
+        (counters.log_flushes + counters.store_flushes) / sample.seconds
+    }),
     ("log writes/s", |sample| sample.during.counters.log_writes / sample.seconds),
     ("records per log write", |sample| {
         sample.during.counters.records / sample.during.counters.log_writes
     }),
     ("turns/s", |sample| sample.during.counters.turns / sample.seconds),
+    ("busy answers/s", |sample| sample.during.counters.busy / sample.seconds),
     ("checkpoints", |sample| sample.during.counters.checkpoints),
 ];
 

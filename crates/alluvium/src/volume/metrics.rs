@@ -36,6 +36,11 @@ impl Collector for VolumeCollector {
             ("volume_ring_bytes", "Size of the log's ring", view.log.ring_bytes),
             ("volume_ring_used_bytes", "Bytes of the log's ring in use", view.log.used_bytes),
             (
+                "volume_overlay_bytes",
+                "Memory of blocks that are not written to the store yet",
+                view.overlay_bytes,
+            ),
+            (
                 "volume_checkpoint_running",
                 "1 while a checkpoint is in progress",
                 view.is_checkpointing.into(),
@@ -51,6 +56,11 @@ impl Collector for VolumeCollector {
                     "volume_duplicate_ops",
                     "Ops among them that had taken effect before",
                     counters.duplicates,
+                ),
+                (
+                    "volume_busy_answers",
+                    "Ops that were refused because too much waits",
+                    counters.busy,
                 ),
                 ("volume_reads", "Reads that were answered", counters.reads),
                 ("volume_checkpoints", "Completed checkpoints", counters.checkpoints),

@@ -306,6 +306,7 @@ impl Driver {
         let mut view = self.view.lock();
         view.counters = self.shard.counters();
         (view.slots, view.free_slots) = (slots, free_slots);
+        view.overlay_bytes = self.shard.overlay_bytes() as u64;
         view.is_checkpointing = self.shard.is_checkpointing();
         view.log = self.shard.wal().stats();
         view.store = self.shard.store_counters();

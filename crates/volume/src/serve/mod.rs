@@ -72,6 +72,8 @@ pub struct ServerView {
     pub slots: u32,
     /// Free slots of the store.
     pub free_slots: u32,
+    /// Memory of blocks that are not written to the store yet, in bytes.
+    pub overlay_bytes: u64,
     /// Whether a checkpoint is in progress.
     pub is_checkpointing: bool,
     /// Statistics of the log.

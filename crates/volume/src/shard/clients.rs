@@ -52,6 +52,7 @@ impl Shard {
             }
         };
         if let Err(error) = refused {
+            self.counters.busy += u64::from(error.code == ErrorCode::Busy);
             out.answers.push((ticket, Err(error)));
         }
     }

@@ -322,6 +322,8 @@ pub struct ShardCounters {
     pub ops: u64,
     /// Ops among them that had taken effect before.
     pub duplicates: u64,
+    /// Ops that were refused because too much waits: the client sends them again.
+    pub busy: u64,
     /// Reads that were answered.
     pub reads: u64,
     /// Completed checkpoints.
@@ -512,6 +514,11 @@ impl Shard {
     /// Whether a checkpoint is in progress.
     pub fn is_checkpointing(&self) -> bool {
         self.checkpoint.is_running()
+    }
+
+    /// Memory of blocks that are not written to the store yet, in bytes.
+    pub fn overlay_bytes(&self) -> usize {
+        self.store.overlay_bytes()
     }
 
     /// Counts of what the store has written.

@@ -51,10 +51,9 @@ impl Sum for DeviceStat {
 /// Sums of the servers' counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Counters {
-    pub(super) ops: f64,
+    pub(super) busy: f64,
     pub(super) turns: f64,
     pub(super) records: f64,
-    pub(super) commit_records: f64,
     pub(super) log_writes: f64,
     pub(super) log_flushes: f64,
     pub(super) log_bytes: f64,
@@ -83,10 +82,9 @@ impl Counters {
 pub(super) fn sum(metrics: &[Metrics]) -> Result<Counters, Error> {
     let mut counters = Counters::default();
     let Counters {
-        ops,
+        busy,
         turns,
         records,
-        commit_records,
         log_writes,
         log_flushes,
         log_bytes,
@@ -98,10 +96,9 @@ pub(super) fn sum(metrics: &[Metrics]) -> Result<Counters, Error> {
         running,
     } = &mut counters;
     for (sum, name) in [
-        (ops, "volume_ops_total"),
+        (busy, "volume_busy_answers_total"),
         (turns, "volume_turns_total"),
         (records, "wal_records_total"),
-        (commit_records, "volume_commit_records_total"),
         (log_writes, "wal_block_writes_total"),
         (log_flushes, "wal_flushed_writes_total"),
         (log_bytes, "wal_device_bytes_total"),
@@ -125,10 +122,9 @@ impl Sub for Counters {
 
     fn sub(self, before: Self) -> Self {
         Self {
-            ops: self.ops - before.ops,
+            busy: self.busy - before.busy,
             turns: self.turns - before.turns,
             records: self.records - before.records,
-            commit_records: self.commit_records - before.commit_records,
             log_writes: self.log_writes - before.log_writes,
             log_flushes: self.log_flushes - before.log_flushes,
             log_bytes: self.log_bytes - before.log_bytes,
