@@ -286,7 +286,7 @@ impl Server {
     }
 }
 
-/// Checks that docs/metrics.md has each shown metric with its type, and that each one of its section
+/// Checks that docs/metrics.md has each shown metric with its type, and that each of its section
 /// with this heading is shown.
 pub fn assert_documented(shown: &str, heading: &str) {
     let document = include_str!("../../../../docs/metrics.md");
