@@ -210,7 +210,9 @@ fn a_pending_resize_can_be_interrupted_and_withdrawn() {
     let (mut command, _said) = waiting(&wal, "130MiB");
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 130 << 20);
     let distance = metric(&server, "wal_resize_distance_bytes");
-    assert!((1 << 20..60 << 20).contains(&distance), "{distance}");
+    // How much was uploaded and trimmed before depends on the speed of the machine.
+    let ring = metric(&server, "wal_ring_bytes");
+    assert!((1 << 20..=ring).contains(&distance), "{distance} of {ring}");
     // Not INT, because a shell makes background processes ignore it.
     kill_process(Pid::from_child(&command), Signal::TERM).unwrap();
     assert!(!command.wait().unwrap().success());
