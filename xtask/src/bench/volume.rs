@@ -71,7 +71,7 @@ impl Part {
 
 /// Less than 6 GiB for three servers. The stores have space for the slots of idle volumes.
 const SIZES: Sizes = Sizes { log: 512, store: 1152, volume: 768 };
-const QUICK_SIZES: Sizes = Sizes { log: 192, store: 288, volume: 192 };
+const QUICK_SIZES: Sizes = Sizes { log: 256, store: 288, volume: 192 };
 /// The size of the device on which the disk itself is measured.
 const DISK_MEBIBYTES: u64 = 256;
 
@@ -296,7 +296,7 @@ struct Sample {
 /// A figure of a sample.
 type Figure = (&'static str, fn(&Sample) -> f64);
 
-const FIGURES: [Figure; 19] = [
+const FIGURES: [Figure; 20] = [
     ("IOPS", |sample| sample.fio.iops),
     ("MiB/s", |sample| sample.fio.mebibytes_per_second()),
     ("p50, us", |sample| sample.fio.p50_us),
@@ -327,6 +327,7 @@ const FIGURES: [Figure; 19] = [
     ("turns/s", |sample| sample.during.counters.turns / sample.seconds),
     ("busy answers/s", |sample| sample.during.counters.busy / sample.seconds),
     ("checkpoints", |sample| sample.during.counters.checkpoints),
+    ("installs", |sample| sample.all.counters.installs),
 ];
 
 impl Sample {

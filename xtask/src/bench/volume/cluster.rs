@@ -179,11 +179,15 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts everything again with another way of answering.
+    /// Starts everything again with another way of answering, when all replicas have everything: a
+    /// leader that has started again does not have the older entries that a slow follower lacks,
+    /// which would then pull all blocks during the measurement.
     pub(super) fn restart(&mut self, apply: Apply) -> Result<(), Error> {
+        self.settled()?;
         self.stop()?;
         self.start(apply)?;
-        self.start_export()
+        self.start_export()?;
+        self.leader().map(drop)
     }
 
     /// Runs a command about volumes.

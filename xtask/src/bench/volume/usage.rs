@@ -62,6 +62,7 @@ pub(super) struct Counters {
     pub(super) checkpoint_bytes: f64,
     pub(super) store_flushes: f64,
     pub(super) checkpoints: f64,
+    pub(super) installs: f64,
     /// Servers with a checkpoint in progress.
     pub(super) running: f64,
 }
@@ -93,6 +94,7 @@ pub(super) fn sum(metrics: &[Metrics]) -> Result<Counters, Error> {
         checkpoint_bytes,
         store_flushes,
         checkpoints,
+        installs,
         running,
     } = &mut counters;
     for (sum, name) in [
@@ -107,6 +109,7 @@ pub(super) fn sum(metrics: &[Metrics]) -> Result<Counters, Error> {
         (checkpoint_bytes, "volume_store_checkpoint_bytes_total"),
         (store_flushes, "volume_store_flushes_total"),
         (checkpoints, "volume_checkpoints_total"),
+        (installs, "volume_installs_total"),
         (running, "volume_checkpoint_running"),
     ] {
         let name = format!("alluvium_{name}");
@@ -133,6 +136,7 @@ impl Sub for Counters {
             checkpoint_bytes: self.checkpoint_bytes - before.checkpoint_bytes,
             store_flushes: self.store_flushes - before.store_flushes,
             checkpoints: self.checkpoints - before.checkpoints,
+            installs: self.installs - before.installs,
             running: self.running,
         }
     }
