@@ -9,7 +9,6 @@
 //! |---|---|
 //! | `opening` | the servers open their devices |
 //! | `held B V...` | the blocks from B on have these versions |
-//! | `group R G` | region R of the volume is group G |
 //! | `ready` | all blocks were read, and the replicas of all servers are exact |
 //! | `zeros B N V` | N blocks from B on are about to become zeros, as version V |
 //! | `acked B N V` | version V of N blocks from B on was acknowledged |
@@ -72,13 +71,9 @@ struct Cli {
 enum Command {
     /// Serve, check all blocks, and write until the devices fail.
     Write(Writing),
-    /// Print the lines `held B V...` of a file with the content of a region.
+    /// Print the lines `held B V...` of an image of the volume.
     Held {
-        /// A file that has at least the blocks that are used.
         path: PathBuf,
-        /// The region: 0 or 1.
-        #[arg(long)]
-        region: u64,
         /// Seed of the content; must be the same for all commands.
         #[arg(long)]
         seed: u64,
@@ -146,12 +141,12 @@ fn offset(block: u64) -> u64 {
     block / REGION_BLOCKS * REGION + block % REGION_BLOCKS * BLOCK
 }
 
-fn held(path: &Path, region: u64, seed: u64) -> Result<(), Error> {
+fn held(path: &Path, seed: u64) -> Result<(), Error> {
     let file = File::open(path)?;
-    for at in (0..REGION_BLOCKS).step_by(RUN as usize) {
+    for first in (0..BLOCKS).step_by(RUN as usize) {
         let mut bytes = vec![0; (RUN * BLOCK) as usize];
-        file.read_exact_at(&mut bytes, at * BLOCK)?;
-        print_held(seed, region * REGION_BLOCKS + at, &bytes)?;
+        file.read_exact_at(&mut bytes, offset(first))?;
+        print_held(seed, first, &bytes)?;
     }
     Ok(())
 }
@@ -277,9 +272,6 @@ impl Writer {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
-        for (region, group) in &cluster.registry().volume(self.volume.id).await?.value.regions {
-            println!("group {region} {}", group.0);
-        }
         println!("ready");
         Ok(())
     }
@@ -376,7 +368,7 @@ fn main() -> ExitCode {
             runtime.shutdown_background();
             done
         }
-        Command::Held { path, region, seed } => held(&path, region, seed),
+        Command::Held { path, seed } => held(&path, seed),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -47,7 +47,6 @@ impl Block {
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     blocks: BTreeMap<u64, Block>,
-    groups: BTreeMap<u64, u64>,
     acknowledged: u64,
     /// The first version of this round.
     first: u64,
@@ -64,11 +63,6 @@ impl Blocks {
         self.acknowledged
     }
 
-    /// The groups, by region.
-    pub(super) fn groups(&self) -> &BTreeMap<u64, u64> {
-        &self.groups
-    }
-
     /// Adds one line of the writer. An error is a broken promise, or not a line of a writer.
     pub(super) fn line(&mut self, line: &str) -> Result<(), String> {
         let (what, numbers) = line.split_once(' ').unwrap_or((line, ""));
@@ -78,9 +72,6 @@ impl Blocks {
         let wrong = || format!("not a writer's line: {line:?}");
         let numbers: Result<Vec<u64>, _> = numbers.split(' ').map(str::parse).collect();
         match (what, &*numbers.map_err(|_| wrong())?) {
-            ("group", [region, group]) => {
-                self.groups.insert(*region, *group);
-            }
             ("held", [first, versions @ ..]) => {
                 for (number, content) in (*first..).zip(versions) {
                     let block = self.blocks.entry(number).or_default();
@@ -114,23 +105,27 @@ impl Blocks {
         Ok(())
     }
 
-    /// Compares a line `held` of what a log has, in which uncommitted entries may be that a later
-    /// start does not have. Returns the number of blocks that are behind what was promised, and the
-    /// first of them.
-    pub(super) fn compare(&self, line: &str) -> Result<(u64, Option<String>), String> {
+    /// Compares a line `held` of what a server has, in which uncommitted entries may be that a
+    /// later start does not have. Returns the blocks that are behind what was promised, and why.
+    pub(super) fn behind(&self, line: &str) -> Result<Vec<(u64, String)>, String> {
         let wrong = || format!("not a line of versions: {line:?}");
         let numbers = line.strip_prefix("held ").ok_or_else(wrong)?.split(' ').map(str::parse);
         let numbers = numbers.collect::<Result<Vec<u64>, _>>().map_err(|_| wrong())?;
         let (first, versions) = numbers.split_first().ok_or_else(wrong)?;
-        let (mut behind, mut example) = (0, None);
-        for (number, content) in (*first..).zip(versions) {
+        let blocks = (*first..).zip(versions).filter_map(|(number, content)| {
             let block = self.blocks.get(&number).cloned().unwrap_or_default();
-            if let Err(error) = block.version(*content) {
-                behind += 1;
-                example.get_or_insert(format!("block {number}: {error}"));
-            }
-        }
-        Ok((behind, example))
+            Some((number, block.version(*content).err()?))
+        });
+        Ok(blocks.collect())
+    }
+
+    /// The blocks that a server is behind of which nothing is left.
+    pub(super) fn all_behind(&self) -> Vec<(u64, String)> {
+        let written = self
+            .blocks
+            .iter()
+            .filter_map(|(number, block)| Some((*number, block.version(0).err()?)));
+        written.collect()
     }
 }
 
@@ -158,7 +153,7 @@ mod tests {
         for held in ["held 0 10 12 12", "held 0 13 10 12", "held 0 13 12 0", "held 2 11"] {
             let error = after(&WRITTEN).line(held).expect_err(held);
             assert!(error.contains("is lost"), "{error}");
-            assert_eq!(after(&WRITTEN).compare(held).unwrap().0, 1, "{held}");
+            assert_eq!(after(&WRITTEN).behind(held).unwrap().len(), 1, "{held}");
         }
     }
 
@@ -167,7 +162,7 @@ mod tests {
         let mut blocks = after(&WRITTEN);
         blocks.line("zeros 0 1 14").unwrap();
         for held in ["held 0 13", "held 0 0", "held 0 15"] {
-            assert_eq!(blocks.compare(held).unwrap(), (0, None), "{held}");
+            assert_eq!(blocks.behind(held).unwrap(), [], "{held}");
         }
         assert!(blocks.line("held 0 14").is_err(), "version 14 has no data");
         blocks.line("acked 0 1 14").unwrap();
@@ -190,17 +185,18 @@ mod tests {
     #[test]
     fn a_comparison_changes_nothing() {
         let blocks = after(&WRITTEN);
-        blocks.compare("held 0 15 15 15").unwrap();
-        assert_eq!(blocks.compare("held 0 13 12 12").unwrap(), (0, None));
+        assert_eq!(blocks.behind("held 0 15 15 15").unwrap(), []);
+        assert_eq!(blocks.behind("held 0 13 12 12").unwrap(), []);
+        let all: Vec<u64> = blocks.all_behind().into_iter().map(|(block, _)| block).collect();
+        assert_eq!(all, [0, 1, 2]);
     }
 
     #[test]
     fn only_a_writers_lines_are_accepted() {
-        for line in ["", "held x", "acked 1", "acked 1 1 x", "panicked", "zeros 1 2", "group 1"] {
+        for line in ["", "held x", "acked 1", "acked 1 1 x", "panicked", "zeros 1 2"] {
             assert!(Blocks::default().line(line).is_err(), "{line:?}");
         }
         assert!(after(&WRITTEN).line("acked 0 1 13").is_err(), "versions go up");
         after(&WRITTEN).line("failed the device is gone").unwrap();
-        after(&WRITTEN).line("group 1 7").unwrap();
     }
 }
