@@ -36,9 +36,13 @@ struct Model(BTreeMap<u64, Vec<u8>>);
 
 impl Model {
     fn put(&mut self, at: u64, data: &[u8]) {
-        for (at, byte) in (at..).zip(data) {
+        let (mut at, mut data) = (at, data);
+        while !data.is_empty() {
             let block = self.0.entry(at / BLOCK).or_insert_with(|| vec![0; BLOCK as usize]);
-            block[(at % BLOCK) as usize] = *byte;
+            let within = (at % BLOCK) as usize;
+            let (now, later) = data.split_at(data.len().min(block.len() - within));
+            block[within..][..now.len()].copy_from_slice(now);
+            (at, data) = (at + now.len() as u64, later);
         }
     }
 
@@ -47,9 +51,11 @@ impl Model {
     }
 
     fn content(&self, at: u64, len: u64) -> Vec<u8> {
-        let blocks = (at / BLOCK)..(at + len) / BLOCK;
-        let zeros = || vec![0; BLOCK as usize];
-        blocks.flat_map(|block| self.0.get(&block).cloned().unwrap_or_else(zeros)).collect()
+        let mut content = vec![0; len as usize];
+        for (block, data) in self.0.range(at / BLOCK..(at + len) / BLOCK) {
+            content[(block * BLOCK - at) as usize..][..data.len()].copy_from_slice(data);
+        }
+        content
     }
 }
 
@@ -70,7 +76,9 @@ impl Random {
     }
 
     fn bytes(&mut self, length: u64) -> Vec<u8> {
-        (0..length.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).collect()
+        let mut bytes = Vec::with_capacity(length as usize);
+        (0..length.div_ceil(8)).for_each(|_| bytes.extend_from_slice(&self.next().to_le_bytes()));
+        bytes
     }
 }
 
@@ -154,9 +162,10 @@ fn assert_content(cluster: &Cluster, server: usize, model: &Model, more: &[&str]
         let mut content = vec![0; USED_BYTES as usize];
         file.read_exact_at(&mut content, region).unwrap();
         let wanted = model.content(region, USED_BYTES);
-        let differs = content.iter().zip(&wanted).position(|(one, other)| one != other);
-        let differs = differs.map(|at| region + at as u64);
-        assert_eq!(differs, None, "server {server}: the first byte that differs");
+        let blocks = content.chunks(BLOCK as usize).zip(wanted.chunks(BLOCK as usize));
+        let differs = blocks.enumerate().find(|(_, (one, other))| one != other);
+        let differs = differs.map(|(block, _)| region + block as u64 * BLOCK);
+        assert_eq!(differs, None, "server {server}: the first block that differs");
     }
 }
 
