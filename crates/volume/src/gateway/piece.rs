@@ -32,6 +32,8 @@ pub(super) struct Piece {
     pub(super) silences: u32,
     /// Servers that could not serve it since all of them were tried.
     pub(super) tried: Vec<ServerId>,
+    /// Servers without a connection whose next one was tried at once, since the last back-off.
+    pub(super) passed_over: Vec<ServerId>,
     /// Servers that have lost one of the blocks.
     pub(super) damaged: Vec<ServerId>,
     pub(super) wake: Option<(Duration, Wake)>,
@@ -106,6 +108,7 @@ impl Piece {
             hints: 0,
             silences: 0,
             tried: Vec::new(),
+            passed_over: Vec::new(),
             damaged: Vec::new(),
             wake: None,
             is_parked: false,

@@ -391,6 +391,9 @@ impl Session {
             return self.try_next(id, server);
         }
         group.leader.get_or_insert(hint);
+        if !piece.tried.contains(&server) {
+            piece.tried.push(server);
+        }
         let kind = piece.kind;
         self.count(kind).retries.add(1);
         self.send(id, hint);
@@ -414,18 +417,19 @@ impl Session {
         self.try_next(id, server);
     }
 
-    /// There is no connection to the server. The next replica is tried at once, and a back-off
-    /// comes when none is left: a third of the attempts to find a new leader, each after a
-    /// back-off, would otherwise be at the server of the old one.
+    /// There is no connection to the server. The next replica is tried at once, but a second time
+    /// only after a back-off. After the death of a leader, a third of the attempts to find its
+    /// successor are at the dead server, and each would cost a back-off.
     fn not_connected(&mut self, id: u64, server: ServerId) {
         self.avoid(id, server);
         let Some(piece) = self.pieces.get_mut(&id) else { return };
         let Some(Region::Group(group)) = self.regions.get(&piece.region) else { return };
         let is_tried = |other: &ServerId| *other == server || piece.tried.contains(other);
-        if piece.failures == 0 || group.view.replicas.iter().all(is_tried) {
+        let all_are_tried = group.view.replicas.iter().all(is_tried);
+        if piece.failures == 0 || all_are_tried || piece.passed_over.contains(&server) {
             return self.try_next(id, server);
         }
-        (piece.hints, piece.silences) = (0, 0);
+        piece.passed_over.push(server);
         if !piece.tried.contains(&server) {
             piece.tried.push(server);
         }
@@ -452,6 +456,7 @@ impl Session {
         match piece.failures {
             1 => self.send_next(id, server),
             failures => {
+                piece.passed_over.clear();
                 let at = self.now + back_off(failures - 1, &mut self.random);
                 self.set_wake(id, at, Wake::Next(server));
             }
