@@ -9,7 +9,7 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::cluster::{Cluster, EXPORTED};
-use support::nbd::{Nbd, SHUTDOWN};
+use support::nbd::{NO_SPACE, Nbd, SHUTDOWN};
 use support::{Server, alluvium, assert_documented, contains, refused, until};
 
 const BLOCK: usize = 4096;
@@ -109,6 +109,89 @@ fn a_volume_keeps_acknowledged_writes_when_its_leader_and_its_exporter_are_kille
     for server in servers.into_iter().rev() {
         let (status, log) = server.unwrap().stop(Signal::TERM);
         assert!(status.success(), "{log}");
+    }
+}
+
+/// The server of the leader of the only group of a volume, once there is one.
+fn leader(cluster: &Cluster, name: &str) -> usize {
+    let mut found = None;
+    until("there is a leader", || {
+        let replicas = cluster.replicas(name);
+        let leader = replicas.iter().find(|replica| replica["role"] == "leader");
+        found = leader.map(|leader| leader["server"].as_u64().unwrap() as usize);
+        found.is_some()
+    });
+    found.unwrap()
+}
+
+/// Server 1 hosts the coordination service and leads the group. A new export has not used the
+/// other servers yet when it dies.
+#[test]
+fn the_loss_of_the_coordination_service_and_of_a_leader_ends_no_attachment() {
+    let cluster = Cluster::new();
+    let mut servers: Vec<_> = (1..=3).map(|server| Some(cluster.start(server))).collect();
+    cluster.ok(&["create", "disk", "--size", "1GiB"]);
+    let socket = cluster.path("nbd.sock");
+    let mut export = cluster.export("disk", &socket, &[]);
+    assert_eq!(Nbd::open(&socket).write(0, &pattern(1)).unwrap(), 0);
+    for _ in 0..20 {
+        let leader = leader(&cluster, "disk");
+        if leader == 1 {
+            break;
+        }
+        servers[leader - 1].take().unwrap().stop(Signal::KILL);
+        assert_eq!(Nbd::open(&socket).write(0, &pattern(1)).unwrap(), 0);
+        servers[leader - 1] = Some(cluster.start(leader));
+        cluster.wait_until_applied("disk");
+    }
+    assert_eq!(leader(&cluster, "disk"), 1, "it never led");
+    export.stop(Signal::TERM);
+    export = cluster.export("disk", &socket, &["--metrics-listen", "127.0.0.1:0"]);
+    let mut nbd = Nbd::open(&socket);
+    assert_eq!(nbd.write(0, &pattern(2)).unwrap(), 0);
+    servers[0].take().unwrap().stop(Signal::KILL);
+    assert_eq!(nbd.write(0, &pattern(3)).unwrap(), 0);
+    assert!(nbd.read(0, BLOCK) == pattern(3));
+    // Longer than the registry considers an export alive that it does not hear from.
+    export.wait_for("another one may attach the volume");
+    servers[0] = Some(cluster.start(1));
+    export.wait_for("has the volume as attached again");
+    cluster.refused(&["delete", "disk"], &["attached"]);
+    cluster.refused(&["attach", "disk"], &["attached"]);
+    assert_eq!(nbd.write(0, &pattern(4)).unwrap(), 0);
+    assert!(export.get("/readyz").0.contains("200"));
+
+    // An export that is fenced reports it without a request.
+    cluster.ok(&["attach", "disk", "--take"]);
+    export.wait_for("the volume is not attached any more");
+    assert!(export.get("/readyz").0.contains("503"));
+    assert_eq!(nbd.write(0, &pattern(5)).unwrap(), SHUTDOWN);
+}
+
+#[test]
+fn a_full_store_takes_writes_again_after_blocks_were_discarded() {
+    let cluster = Cluster::new();
+    let _servers = [1, 2, 3].map(|server| cluster.start(server));
+    cluster.ok(&["create", "disk", "--size", "1GiB"]);
+    let socket = cluster.path("nbd.sock");
+    let _export = cluster.export("disk", &socket, &[]);
+    let mut nbd = Nbd::open(&socket);
+    let data = pattern(1).repeat(256);
+    let mut full = 0;
+    while full < 64 {
+        match nbd.write(full << 20, &data).unwrap() {
+            0 => full += 1,
+            error => {
+                assert_eq!(error, NO_SPACE);
+                break;
+            }
+        }
+    }
+    assert!((30..64).contains(&full), "{full} MiB were written to stores of 64 MiB");
+    nbd.trim(0, (full << 20) as usize);
+    for at in 0..full {
+        let is_written = || nbd.write(at << 20, &data).unwrap() == 0;
+        until("the discarded blocks have left the stores", is_written);
     }
 }
 

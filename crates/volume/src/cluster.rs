@@ -18,12 +18,16 @@ use crate::gateway::{
 use crate::net::{
     CallError, ClientConnection, Directory, Features, Local, ServerRecord, cluster_id,
 };
-use crate::registry::{AttachRequest, AttachValue, GroupValue, Registry, RegistryError};
+use crate::registry::{
+    AttachRequest, AttachValue, GroupValue, Registry, RegistryError, ServerValue,
+};
 use crate::request::{Answer, Request, RequestError};
 use crate::types::{AttachEpoch, GroupId, Layer, ServerId, VolumeId};
 
 /// Time for which the registry considers a gateway alive that it does not hear from.
 const ATTACH_LEASE: Duration = Duration::from_secs(5);
+/// Pause between two attempts to register an attachment again.
+const REGISTER_AGAIN: Duration = Duration::from_secs(1);
 /// Time after a failed attempt to connect to a server in which no other one is made.
 const RECONNECT: Duration = Duration::from_millis(100);
 /// Time for the registry to name another address of a server that does not answer at the known
@@ -37,6 +41,8 @@ pub struct Cluster {
     local: Local,
     directory: Mutex<Directory>,
     connections: Mutex<HashMap<ServerId, Arc<Slot>>>,
+    /// Where each server was reached or registered last.
+    addresses: Mutex<HashMap<ServerId, String>>,
 }
 
 /// The connection to a server. One task at a time connects.
@@ -46,8 +52,6 @@ type Slot = tokio::sync::Mutex<Reached>;
 #[derive(Default)]
 struct Reached {
     connection: Option<Arc<ClientConnection>>,
-    /// The address of the last connection.
-    address: Option<String>,
     /// When the last attempt to connect has failed.
     failed: Option<Instant>,
 }
@@ -104,6 +108,7 @@ impl Cluster {
             local,
             directory: Mutex::default(),
             connections: Mutex::default(),
+            addresses: Mutex::default(),
         })
     }
 
@@ -125,21 +130,23 @@ impl Cluster {
         }
         slot.connection = None;
         slot.failed = None;
-        // First the address of the last connection: the registry may be away, even with the same
-        // server. A server that has another address does not answer there.
+        // First the address that is known: the registry may be away, even with the same server. A
+        // server that has another address does not answer there.
+        let known = self.addresses.lock().get(&server).cloned();
         let mut connected = None;
-        if let Some(address) = slot.address.clone() {
-            connected = self.connect(server, &address).await;
+        if let Some(address) = &known {
+            connected = self.connect(server, address).await;
         }
         if connected.is_none() {
-            let address = match &slot.address {
+            let address = match &known {
                 None => self.address(server).await,
                 Some(_) => tokio::time::timeout(ADDRESS, self.address(server)).await.ok().flatten(),
             };
-            let address = address.filter(|it| slot.address.as_ref() != Some(it));
-            if let Some(address) = address {
+            if let Some(address) = address.filter(|it| known.as_ref() != Some(it)) {
                 connected = self.connect(server, &address).await;
-                slot.address = connected.is_some().then_some(address).or(slot.address.take());
+                if connected.is_some() {
+                    self.addresses.lock().insert(server, address);
+                }
             }
         }
         slot.failed = connected.is_none().then(Instant::now);
@@ -150,19 +157,28 @@ impl Cluster {
     /// The address of a server in the registry.
     async fn address(&self, server: ServerId) -> Option<String> {
         match self.registry().server(server).await {
-            Ok(known) => {
-                let known = known.value;
-                let (store, wal) = (known.store, known.wal);
-                let (mark, incarnation) = (known.mark, known.incarnation);
-                let record = ServerRecord { store, wal, mark, incarnation };
-                self.directory.lock().update(server, record);
-                Some(known.address)
-            }
+            Ok(known) => Some(self.learn(server, known.value)),
             Err(error) => {
                 tracing::debug!(%server, %error, "a server was not found");
                 None
             }
         }
+    }
+
+    /// Reads where all servers are: requests must reach them when the registry is away.
+    async fn learn_servers(&self) -> Result<(), RegistryError> {
+        for (server, known) in self.registry().servers().await? {
+            let address = self.learn(server, known.value);
+            self.addresses.lock().entry(server).or_insert(address);
+        }
+        Ok(())
+    }
+
+    /// Notes what the registry has of a server, and returns its address.
+    fn learn(&self, server: ServerId, known: ServerValue) -> String {
+        let ServerValue { store, wal, mark, incarnation, address, .. } = known;
+        self.directory.lock().update(server, ServerRecord { store, wal, mark, incarnation });
+        address
     }
 
     async fn connect(&self, server: ServerId, address: &str) -> Option<Arc<ClientConnection>> {
@@ -213,6 +229,7 @@ impl Cluster {
             take: options.take,
         };
         let registry = self.registry();
+        self.learn_servers().await?;
         let value = registry.attach(id, &request).await?;
         // Read after the epoch was written: a group that is created later begins with it.
         let volume = registry.volume(id).await?.value;
@@ -251,10 +268,54 @@ impl Servers for Cluster {
 }
 
 impl Attached {
-    /// Waits until the registry may consider the volume as not attached. The attachment goes on
-    /// until another one fences it.
-    pub async fn lease_lost(&self) {
-        self.lease.lost().await;
+    /// Keeps the volume registered as attached. When the registry was away for longer than the
+    /// lease, it is registered again. Returns when that is refused: another process has attached
+    /// the volume, or it is deleted.
+    pub async fn keep_registered(&self) -> RegistryError {
+        let mut renewed: Option<KeptLease> = None;
+        loop {
+            let lease = renewed.as_ref().unwrap_or(&self.lease);
+            if tokio::time::timeout(ATTACH_LEASE, lease.lost()).await.is_err() {
+                match self.check_registered().await {
+                    Ok(()) | Err(RegistryError::Coordination(_)) => continue,
+                    Err(refused) => return refused,
+                }
+            }
+            tracing::warn!(
+                volume = %self.id,
+                "the registry has not heard from this process: another one may attach the volume"
+            );
+            renewed = loop {
+                match self.register_again().await {
+                    Ok(lease) => break Some(lease),
+                    Err(RegistryError::Coordination(error)) => {
+                        tracing::debug!(%error, "the volume is not registered again");
+                    }
+                    Err(RegistryError::Contended(_)) => {}
+                    Err(refused) => return refused,
+                }
+                tokio::time::sleep(REGISTER_AGAIN).await;
+            };
+            tracing::info!(volume = %self.id, "the registry has the volume as attached again");
+        }
+    }
+
+    /// Fails if another process has taken the volume, or it is deleted.
+    async fn check_registered(&self) -> Result<(), RegistryError> {
+        let (volume, AttachValue { epoch, nonce, .. }) = (self.id, &self.value);
+        match self.cluster.registry().attachment(volume).await? {
+            None => Err(RegistryError::UnknownVolume(volume.to_string())),
+            Some((found, _)) if (found.epoch, found.nonce) != (*epoch, *nonce) => {
+                Err(RegistryError::Fenced { volume, epoch: *epoch, found: found.epoch })
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    async fn register_again(&self) -> Result<KeptLease, RegistryError> {
+        let lease = KeptLease::grant(Arc::clone(&self.cluster.service), ATTACH_LEASE).await?;
+        self.cluster.registry().attach_again(self.id, &self.value, lease.id()).await?;
+        Ok(lease)
     }
 
     /// Records that the volume is not attached any more. Requests in flight are ended.
@@ -285,6 +346,10 @@ impl Groups for VolumeGroups {
         match registry.create_group(self.id, region.0, self.epoch, seed).await {
             Ok((group, stored)) => {
                 tracing::info!(volume = %self.id, region = region.0, %group, "a new group");
+                // It may have replicas on a server that was registered after the attachment.
+                if let Err(error) = self.cluster.learn_servers().await {
+                    tracing::debug!(%error, "the servers cannot be read");
+                }
                 Ok(view_of(group, &stored.value))
             }
             Err(error) => Err(group_error(&error)),

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use alluvium_nbd::{Exports, Listener, Options, Server};
 use alluvium_volume::gateway::VolumeConfig;
+use alluvium_volume::registry::RegistryError;
 use alluvium_volume::{AttachOptions, Attached};
 use clap::Args;
 use prometheus_client::registry::Registry;
@@ -138,7 +139,7 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
     );
     tokio::select! {
         name = signals.next() => tracing::info!("{name}: stopping"),
-        () = lease_watch(&attached) => {}
+        () = keep_registered(&attached, &health) => {}
     }
     signals.end_on_second();
     health.stopping();
@@ -150,11 +151,12 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
     }
     drop(server);
     match Arc::try_unwrap(attached) {
-        Ok(attached) => {
-            if let Err(error) = attached.detach().await {
+        Ok(attached) => match attached.detach().await {
+            Ok(()) | Err(RegistryError::Fenced { .. }) => {}
+            Err(error) => {
                 tracing::warn!("the registry still has the volume as attached: {error}");
             }
-        }
+        },
         Err(_) => tracing::warn!("requests are still in flight; the attachment ends by itself"),
     }
     if let Some(admin) = admin {
@@ -164,12 +166,12 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reports a lost lease, and goes on: only another attachment ends this one.
-async fn lease_watch(attached: &Attached) {
-    attached.lease_lost().await;
-    tracing::warn!(
-        "the registry has not heard from this process: another one may attach the volume now"
-    );
+/// Keeps the volume registered as attached. If that is refused, requests fail from now on, but
+/// clients may read the reason of their errors: the process goes on.
+async fn keep_registered(attached: &Attached, health: &Health) {
+    let refused = attached.keep_registered().await;
+    tracing::error!("the volume is not attached any more: {refused}");
+    health.stopping();
     std::future::pending::<()>().await;
 }
 

@@ -5,6 +5,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+/// `NBD_ENOSPC`.
+pub const NO_SPACE: u32 = 28;
 /// `NBD_ESHUTDOWN`.
 pub const SHUTDOWN: u32 = 108;
 

@@ -98,6 +98,44 @@ impl Registry<'_> {
         Err(RegistryError::Contended(key))
     }
 
+    /// Registers a lease for an attachment whose lease has ended. Epoch and nonce stay, so the
+    /// servers do not notice. The call may be repeated.
+    ///
+    /// # Errors
+    /// [`RegistryError::Fenced`], if another process has attached the volume meanwhile;
+    /// [`RegistryError::UnknownVolume`], [`RegistryError::Deleting`],
+    /// [`RegistryError::Contended`], and those of the service.
+    pub async fn attach_again(
+        &self,
+        id: VolumeId,
+        value: &AttachValue,
+        lease: LeaseId,
+    ) -> Result<()> {
+        let number = u64::from(id.0);
+        let (key, lease_key) = (self.keys.attach(number), self.keys.attach_lease(number));
+        let AttachValue { epoch, nonce, .. } = *value;
+        for _ in 0..MAX_ATTEMPTS {
+            let volume = self.available(id).await?;
+            let attach = self.attached_with(id, epoch).await?;
+            // The registry went back to a backup, and gave the same epoch to another attachment.
+            if attach.value.nonce != nonce {
+                return Err(RegistryError::Fenced { volume: id, epoch, found: epoch });
+            }
+            let former = self.read::<AttachLeaseValue>(&lease_key).await?;
+            let guards = vec![
+                unchanged(&key, Some(&attach)),
+                unchanged(&lease_key, former.as_ref()),
+                unchanged(&self.keys.volume(number), Some(&volume)),
+            ];
+            let leased = encode(&AttachLeaseValue { epoch, nonce });
+            let changes = vec![Change::put_leased(lease_key.clone(), leased, lease)];
+            if self.attempt(&Transaction { guards, changes }).await? {
+                return Ok(());
+            }
+        }
+        Err(RegistryError::Contended(key))
+    }
+
     /// Returns the newest attachment of a volume, and whether its owner's lease is fresh.
     ///
     /// # Errors

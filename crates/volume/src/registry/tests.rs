@@ -283,6 +283,31 @@ async fn a_group_planned_before_others_were_created_and_deleted_does_not_reuse_t
 }
 
 #[tokio::test]
+async fn an_attachment_whose_lease_has_ended_is_registered_again_unless_another_one_came() {
+    let (service, keys) = (memory(0), keys());
+    let registry = Registry::new(&service, &keys);
+    let volume = registry.create_volume("v", TIB).await.unwrap();
+    let first = lease(&service).await;
+    let attach = registry.attach(volume, &request(1, first)).await.unwrap();
+    service.revoke(first).await.unwrap();
+    assert!(!registry.attachment(volume).await.unwrap().unwrap().1);
+    let again = lease(&service).await;
+    registry.attach_again(volume, &attach, again).await.unwrap();
+    assert_eq!(registry.attachment(volume).await.unwrap(), Some((attach.clone(), true)));
+    registry.attach(volume, &request(2, lease(&service).await)).await.unwrap_err();
+    // Without the lease another process may attach the volume, and this one must not return.
+    service.revoke(again).await.unwrap();
+    let second = registry.attach(volume, &request(2, lease(&service).await)).await.unwrap();
+    let refused = registry.attach_again(volume, &attach, lease(&service).await).await;
+    let (epoch, found) = (attach.epoch, second.epoch);
+    assert_eq!(refused, Err(RegistryError::Fenced { volume, epoch, found }));
+    assert_eq!(registry.attachment(volume).await.unwrap(), Some((second.clone(), true)));
+    // The same epoch with another nonce is another attachment, too.
+    let other = AttachValue { nonce: second.nonce ^ 1, ..second };
+    registry.attach_again(volume, &other, lease(&service).await).await.unwrap_err();
+}
+
+#[tokio::test]
 async fn a_peer_is_created_once_and_stays_lost() {
     let (service, keys) = (memory(0), keys());
     let registry = Registry::new(&service, &keys);

@@ -157,10 +157,7 @@ impl Control {
                 tracing::error!(%group, %peer, reason, "a replica has stopped");
                 Ok(())
             }
-            Notice::UnknownGroup { group } => {
-                tracing::debug!(%group, "a message for a group that is not here");
-                Ok(())
-            }
+            Notice::UnknownGroup { .. } => Ok(()),
         };
         match recorded {
             Err(error @ (RegistryError::Coordination(_) | RegistryError::Contended(_))) => {

@@ -240,7 +240,13 @@ impl Driver {
             streams.targets.insert(attempt, self.pull(attempt, server, request));
         }
         for notice in out.notices.drain(..) {
-            drop(self.notices.send(notice));
+            match notice {
+                // There may be one for each message, so they do not wait for the registry.
+                Notice::UnknownGroup { group } => {
+                    tracing::debug!(%group, "a message for a group that is not here");
+                }
+                notice => drop(self.notices.send(notice)),
+            }
         }
     }
 

@@ -140,9 +140,11 @@ impl Shard {
     /// Whether a checkpoint was requested, or a quarter of the ring is in use, with or without
     /// traffic: a follower that refuses entries gets none that could start it. It is left out if it
     /// could free nothing: nothing was appended since the swap of the last one, and no base has
-    /// moved. (The record itself states commit indices, which move bases.)
+    /// moved. (The record itself states commit indices, which move bases.) It is also due when the
+    /// store is nearly full and has slots that the next one frees: refused ops fill no ring.
     fn wants_checkpoint(&self) -> bool {
-        if self.checkpoint.wanted {
+        let is_short = self.store.free_slots() < 2 * self.options.reserved_slots;
+        if self.checkpoint.wanted || is_short && self.store.has_freed_slots() {
             return true;
         }
         let is_full = self.ring_is_above(1, 4) && !self.options.broken.is(Rule::FullRing);

@@ -181,6 +181,11 @@ impl Store {
         self.slots.free_count()
     }
 
+    /// Whether a checkpoint would free slots.
+    pub fn has_freed_slots(&self) -> bool {
+        self.slots.freed_count() > 0
+    }
+
     /// The number of slots that are out of use because their sector is damaged. While there are
     /// any, the store may lack blocks of any replica that existed at the opening.
     pub fn damaged_slots(&self) -> u32 {

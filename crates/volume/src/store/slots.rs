@@ -96,6 +96,11 @@ impl Slots {
         self.free.count()
     }
 
+    /// The number of slots that a checkpoint will free.
+    pub(super) fn freed_count(&self) -> usize {
+        self.freed.values().map(Vec::len).sum()
+    }
+
     /// The number of slots whose sector was damaged.
     pub(super) fn lost_count(&self) -> u32 {
         self.lost
