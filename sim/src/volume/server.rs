@@ -417,16 +417,9 @@ impl Server {
     /// Describes what may keep the server from making progress.
     pub(super) fn describe(&self) -> String {
         let Some(shard) = self.shard() else { return format!("server {}: down", self.index) };
-        let stats = shard.wal().stats();
         let statuses: Vec<String> =
             (0..GROUPS).map(|group| shard.describe(group_id(group))).collect();
-        format!(
-            "server {}: ring {} bytes, window {} bytes, {}",
-            self.index,
-            stats.used_bytes,
-            stats.window_used_bytes,
-            statuses.join(", ")
-        )
+        format!("server {}: {}, {}", self.index, shard.describe_server(), statuses.join(", "))
     }
 }
 

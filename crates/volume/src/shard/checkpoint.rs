@@ -80,6 +80,20 @@ impl Checkpointing {
         !matches!(self.step, Step::Idle)
     }
 
+    /// Describes what the checkpoint waits for, for simulations that stand still.
+    #[cfg(feature = "simulation")]
+    pub(super) fn describe(&self) -> &'static str {
+        match &self.step {
+            Step::Idle => "idle",
+            Step::Landing => "landing",
+            Step::Sectors => "sectors",
+            Step::Flush => "flush",
+            Step::Append(_) => "append",
+            Step::Record => "record",
+            Step::SecondCopy => "second copy",
+        }
+    }
+
     /// What the log must have durably for the checkpoint to go on.
     pub(super) fn awaits_log(&self) -> Option<LogOffset> {
         matches!(self.step, Step::Record).then_some(self.swap.end)

@@ -356,6 +356,10 @@ impl Shard {
     ) -> Result<(), ShardFailure> {
         self.now = now;
         self.counters.turns += 1;
+        // What waits for the log does not append, and would wait forever.
+        if let Some(stopped) = self.log.wal().stopped() {
+            return Err(stopped.into());
+        }
         self.tick(out);
         loop {
             let mut is_busy = self.take_durable(out);
@@ -508,6 +512,21 @@ impl Shard {
             replica.raft.status().progress.map(|it| format!("{:?}", it.iter().collect::<Vec<_>>())),
             replica.memory().truncated(),
             replica.memory().last(),
+        )
+    }
+
+    /// Describes what the server waits for.
+    #[cfg(feature = "simulation")]
+    pub fn describe_server(&self) -> String {
+        let stats = self.log.wal().stats();
+        format!(
+            "ring {} of {} bytes, window {} bytes, overlay {} bytes, {} free slots, checkpoint {}",
+            stats.used_bytes,
+            stats.ring_bytes,
+            stats.window_used_bytes,
+            self.store.overlay_bytes(),
+            self.store.free_slots(),
+            self.checkpoint.describe(),
         )
     }
 

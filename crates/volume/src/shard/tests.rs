@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use alluvium_device::sim::{SimDisk, SimOptions};
+use alluvium_device::sim::{Faults, SimDisk, SimOptions};
 use alluvium_wal::{FormatOptions, Options, Wal};
 use raft::eraftpb::{Entry, Message, MessageType};
 use uuid::Uuid;
 
 use super::entries::encode;
-use super::{Input, Notice, Opening, Output, Recovered, Shard, ShardOptions};
+use super::{Input, Notice, Opening, Output, Recovered, Shard, ShardFailure, ShardOptions};
 use crate::group::GroupView;
 use crate::log::{Encoded, Install, LogWriter, Record};
 use crate::messages::{PeerBody, PeerMessage, PullChunk, PullContent, PullFrame, PullItem};
@@ -173,6 +173,24 @@ fn a_damaged_sector_makes_the_replicas_lost() {
     let Recovered { shard, notices, .. } = disks.open([GROUP], &view_of_three());
     assert!(matches!(notices[..], [Notice::Lost { group: GROUP, .. }]), "{notices:?}");
     assert_eq!(shard.replica_status(GROUP), None);
+}
+
+/// A checkpoint waits for its record, and nothing else is appended that would show the failure.
+#[test]
+fn a_log_that_fails_under_the_record_of_a_checkpoint_ends_the_shard() {
+    let disks = Disks::new(&[entries(GROUP, 3, 3)]);
+    let mut shard = disks.open([GROUP], &view_of_three()).shard;
+    turn(&mut shard, 0, []);
+    disks.log.set_faults(Faults { write_error: 1.0, ..Faults::default() });
+    let mut inputs = VecDeque::from([Input::Checkpoint]);
+    let mut out = Output::default();
+    while shard.awaits_log().is_none() {
+        shard.turn(0, &mut inputs, &mut out).unwrap();
+    }
+    let record = shard.awaits_log().unwrap();
+    shard.wal().wait_durable(record).wait().unwrap_err();
+    let failure = shard.turn(0, &mut inputs, &mut out).unwrap_err();
+    assert!(matches!(failure, ShardFailure::Log(_)), "{failure}");
 }
 
 #[test]
