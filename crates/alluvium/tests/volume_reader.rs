@@ -10,11 +10,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use alluvium_device::sim::Random;
 use rustix::process::Signal;
 use serde_json::Value;
 use support::cluster::Cluster;
 use support::nbd::Nbd;
-use support::{Server, python_is_there, until};
+use support::{Server, python_is_there, random_bytes, until};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -59,29 +60,6 @@ impl Model {
     }
 }
 
-/// Bytes without a pattern, identical for the same state (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    fn bytes(&mut self, length: u64) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(length as usize);
-        (0..length.div_ceil(8)).for_each(|_| bytes.extend_from_slice(&self.next().to_le_bytes()));
-        bytes
-    }
-}
-
 /// A volume in two groups, with several checkpoints and writes since the last one. The first MiB
 /// was written once, before the first checkpoint.
 fn written(cluster: &Cluster) -> (Vec<Server>, Server, Model) {
@@ -91,20 +69,20 @@ fn written(cluster: &Cluster) -> (Vec<Server>, Server, Model) {
     let export = cluster.export("disk", &socket, &[]);
     let mut nbd = Nbd::open(&socket);
     let mut model = Model::default();
-    let mut random = Random(40);
+    let mut random = Random::new(40);
     let mut write = |nbd: &mut Nbd, at: u64, data: &[u8]| {
         assert_eq!(nbd.write(at, data).unwrap(), 0, "a write at {at}");
         model.put(at, data);
     };
-    write(&mut nbd, 0, &random.bytes(MIB));
+    write(&mut nbd, 0, &random_bytes(&mut random, MIB as usize));
     for _ in 0..48 {
         let at = MIB + random.below(USED_BYTES - 2 * MIB) / 512 * 512;
-        write(&mut nbd, at, &random.bytes(MIB));
+        write(&mut nbd, at, &random_bytes(&mut random, MIB as usize));
     }
     for _ in 0..40 {
         let at = random.below(2) * REGION + MIB + random.below(MIB) / 512 * 512;
         let len = 512 * (1 + random.below(40));
-        write(&mut nbd, at, &random.bytes(len));
+        write(&mut nbd, at, &random_bytes(&mut random, len as usize));
     }
     for number in 0..8 {
         let at = number % 2 * REGION + MIB + 32 * BLOCK * number;

@@ -8,11 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use alluvium_device::sim::Random;
 use alluvium_device::{OpenOptions, SharedDevice};
 use alluvium_wal::{Append, AppendError, FormatOptions, LogOffset, Options, Wal};
 use serde_json::Value;
 use support::log::append_at_once;
-use support::python_is_there;
+use support::{python_is_there, random_bytes};
 
 const KIB: usize = 1 << 10;
 const CAPACITY: u64 = 4 << 20;
@@ -140,27 +141,6 @@ fn fields(lines: &[Value], kind: &str, names: &[&str]) -> Vec<Line> {
     lines.iter().filter_map(|line| line.get(kind)).map(|value| pick(value, names)).collect()
 }
 
-/// Bytes without a pattern, identical for the same `seed` (splitmix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        usize::try_from(self.next() % bound as u64).unwrap()
-    }
-
-    fn payload(&mut self, length: usize) -> Vec<u8> {
-        (0..length.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).take(length).collect()
-    }
-}
-
 fn append_one(wal: &Wal, payload: &[u8]) -> Append {
     loop {
         match wal.append(&[payload]) {
@@ -175,12 +155,12 @@ fn append_one(wal: &Wal, payload: &[u8]) -> Append {
 /// Appends records of these sizes, `together` at a time: single records are cut blocks, groups are
 /// padded ones.
 fn append(wal: &Wal, sizes: &[usize], together: usize) -> Vec<(u64, u64)> {
-    let mut random = Random(sizes.len() as u64);
+    let mut random = Random::new(sizes.len() as u64);
     let mut places = Vec::new();
     for group in sizes.chunks(together) {
         let mut appends = Vec::new();
         for size in group {
-            appends.push(append_one(wal, &random.payload(*size)));
+            appends.push(append_one(wal, &random_bytes(&mut random, *size)));
         }
         for append in appends {
             places.push((append.offset().0, append.end().0));
@@ -233,8 +213,8 @@ fn readers_agree_on_an_unclosed_log() {
 /// Writes several laps of the ring, with the live records across its end.
 fn lap(log: &Log, records: usize) -> Wal {
     let wal = log.open();
-    let mut random = Random(1);
-    let sizes: Vec<usize> = (0..records).map(|_| 1 + random.below(60_000)).collect();
+    let mut random = Random::new(1);
+    let sizes: Vec<usize> = (0..records).map(|_| 1 + random.index(60_000)).collect();
     for group in sizes.chunks(40) {
         let places = append(&wal, group, 7);
         wal.trim(..LogOffset(places[group.len() / 2].0)).wait().unwrap();
@@ -305,15 +285,15 @@ fn records_dropped_by_recovery_stay_dropped() {
 
 /// Damages bytes from `at` on: a flipped bit, zeros, or what a device that lost whole pages leaves.
 fn damage(random: &mut Random, bytes: &mut [u8], at: usize) {
-    match random.below(3) {
-        0 => bytes[at] ^= 1 << random.below(8),
+    match random.index(3) {
+        0 => bytes[at] ^= 1 << random.index(8),
         1 => {
-            let end = bytes.len().min(at + 1 + random.below(9000));
+            let end = bytes.len().min(at + 1 + random.index(9000));
             bytes[at..end].fill(0);
         }
         _ => {
             let page = at - at % 4096;
-            let end = bytes.len().min(page + 4096 * (1 + random.below(20)));
+            let end = bytes.len().min(page + 4096 * (1 + random.index(20)));
             bytes[page..end].fill(0);
         }
     }
@@ -349,15 +329,15 @@ fn readers_agree_on_damage_anywhere() {
         fill(&log);
         let whole = log.agreed();
         let bytes = log.bytes();
-        let mut random = Random(name.len() as u64);
+        let mut random = Random::new(name.len() as u64);
         let (mut damaged, mut shorter) = (0, 0);
         for _ in 0..10 {
             log.change(|now| {
                 now.copy_from_slice(&bytes);
-                for _ in 0..=random.below(3) {
-                    let record = &whole.records[random.below(whole.records.len())];
+                for _ in 0..=random.index(3) {
+                    let record = &whole.records[random.index(whole.records.len())];
                     let offset = usize::try_from(record[0].as_u64().unwrap()).unwrap();
-                    let at = DATA_START + offset + random.below(40);
+                    let at = DATA_START + offset + random.index(40);
                     damage(&mut random, now, at);
                 }
             });

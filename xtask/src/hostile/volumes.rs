@@ -12,8 +12,8 @@ use crate::Error;
 use crate::exec::output;
 use crate::report::Case;
 use crate::server::{Metrics, free_address};
-use crate::volume::member::{Process, volume_command};
-use crate::volume::nbd::{Command, Connection};
+use crate::volume::member::{self, Process, volume_command};
+use crate::volume::nbd::{self, Command, Connection};
 
 const SERVERS: usize = 3;
 const NAME: &str = "v";
@@ -70,22 +70,15 @@ impl Cluster {
         for server in 1..=SERVERS {
             let [listen, admin] = [free_address()?, free_address()?];
             let path = |what: &str| directory.join(format!("{what}{server}")).display().to_string();
-            let mut arguments: Vec<String> = ["volume", "serve"].map(str::to_owned).into();
-            let mut option = |name: &str, value: String| {
-                arguments.extend([format!("--{name}"), value]);
-            };
-            option("coordination", coordination.to_string());
-            if server == 1 {
-                option("coordination-file", path("coordination"));
-            }
-            option("wal", path("wal"));
-            option("wal-capacity", "160MiB".to_owned());
-            option("store", path("store"));
-            option("store-capacity", "256MiB".to_owned());
-            option("listen", listen.to_string());
-            option("metrics-listen", admin.to_string());
-            let name = format!("server{server}");
-            let mut process = Process::new(&name, binary, directory, arguments, " is ready: ");
+            let options = [
+                ("wal", path("wal")),
+                ("wal-capacity", "160MiB".to_owned()),
+                ("store", path("store")),
+                ("store-capacity", "256MiB".to_owned()),
+                ("listen", listen.to_string()),
+                ("metrics-listen", admin.to_string()),
+            ];
+            let mut process = member::server(binary, directory, server, coordination, &options);
             process.start()?;
             servers.push(process);
             listens.push(listen);
@@ -93,15 +86,9 @@ impl Cluster {
         }
         output(&mut volume_command(binary, coordination, &["create", NAME, "--size", "64MiB"]))?;
         let socket = directory.join("nbd.sock");
-        let mut arguments: Vec<String> = ["volume", "export", NAME].map(str::to_owned).into();
-        for (name, value) in [
-            ("--coordination", coordination.to_string()),
-            ("--socket", socket.display().to_string()),
-            ("--listen", port.to_string()),
-        ] {
-            arguments.extend([name.to_owned(), value]);
-        }
-        let mut exporter = Process::new("exporter", binary, directory, arguments, " is exported: ");
+        let options = [("listen", port.to_string())];
+        let mut exporter =
+            member::exporter(binary, directory, NAME, coordination, &socket, &options);
         exporter.start()?;
         Ok(Self { coordination, servers, listens, metrics, exporter, socket, port })
     }
@@ -459,7 +446,7 @@ impl<'a> Attacks<'a> {
             ("the longest write", 1, 0, u32::MAX, true),
         ] {
             let mut connection = nbd(&address)?;
-            connection.send(&nbd_request(kind, at, len));
+            connection.send(&nbd::request(kind, 7, at, len));
             if is_closed {
                 closes(&mut connection).map_err(|error| format!("{what}: {error}"))?;
                 continue;
@@ -490,7 +477,7 @@ impl<'a> Attacks<'a> {
         let chunk = vec![0x5a; 512 << 10];
         for n in 0..900 {
             let mut wire = nbd(&address)?;
-            wire.send(&nbd_request(1, 32 << 20, 32 << 20));
+            wire.send(&nbd::request(Command::Write as u16, 7, 32 << 20, 32 << 20));
             wire.0.set_nonblocking(true)?;
             for _ in 0..if n % 10 == 0 { 64 } else { 1 } {
                 wire.send(&chunk);
@@ -508,7 +495,7 @@ impl<'a> Attacks<'a> {
             let mut wire = nbd(&address)?;
             wire.0.set_nonblocking(true)?;
             for _ in 0..1_000 {
-                if wire.0.write(&nbd_request(0, 0, 32 << 20)).is_err() {
+                if wire.0.write(&nbd::request(Command::Read as u16, 7, 0, 32 << 20)).is_err() {
                     break;
                 }
             }
@@ -618,21 +605,6 @@ fn seal(bytes: &mut [u8], at: usize, before: &[u8]) {
 /// A connection to the default export, after its handshake.
 fn nbd(address: &str) -> Result<Wire, Error> {
     let mut wire = Wire::connect(address)?;
-    let mut greeting = [0; 18];
-    wire.0.read_exact(&mut greeting)?;
-    let name = [&b"IHAVEOPT"[..], &1_u32.to_be_bytes(), &[0; 4]].concat();
-    wire.send(&[&3_u32.to_be_bytes()[..], &name].concat());
-    let mut export = [0; 10];
-    wire.0.read_exact(&mut export)?;
+    nbd::handshake(&mut wire.0)?;
     Ok(wire)
-}
-
-fn nbd_request(kind: u16, at: u64, len: u32) -> Vec<u8> {
-    let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
-    request.extend([0; 2]);
-    request.extend(kind.to_be_bytes());
-    request.extend(7_u64.to_be_bytes());
-    request.extend(at.to_be_bytes());
-    request.extend(len.to_be_bytes());
-    request
 }

@@ -120,6 +120,44 @@ impl Drop for Process {
     }
 }
 
+/// A server of a cluster; it is not started. The first one, whose number is 1, hosts the
+/// coordination service. `options` are names without the dashes, and values.
+pub(crate) fn server(
+    binary: &Path,
+    directory: &Path,
+    number: usize,
+    coordination: SocketAddr,
+    options: &[(&str, String)],
+) -> Process {
+    let file = directory.join("coordination").display().to_string();
+    let hosted = (number == 1).then_some(("coordination-file", file));
+    let given = [("coordination", coordination.to_string())].into_iter().chain(hosted);
+    let arguments = arguments(&["volume", "serve"], given.chain(options.iter().cloned()));
+    Process::new(&format!("server{number}"), binary, directory, arguments, " is ready: ")
+}
+
+/// A process that exports a volume at a socket; it is not started.
+pub(crate) fn exporter(
+    binary: &Path,
+    directory: &Path,
+    volume: &str,
+    coordination: SocketAddr,
+    socket: &Path,
+    options: &[(&str, String)],
+) -> Process {
+    let given =
+        [("coordination", coordination.to_string()), ("socket", socket.display().to_string())];
+    let words = ["volume", "export", volume, "--take"];
+    let arguments = arguments(&words, given.into_iter().chain(options.iter().cloned()));
+    let name = format!("export-{volume}");
+    Process::new(&name, binary, directory, arguments, " is exported: ")
+}
+
+fn arguments<'a>(words: &[&str], options: impl Iterator<Item = (&'a str, String)>) -> Vec<String> {
+    let options = options.flat_map(|(name, value)| [format!("--{name}"), value]);
+    words.iter().map(|word| (*word).to_owned()).chain(options).collect()
+}
+
 /// Reads a metric of the server whose metrics are at this address.
 pub(crate) fn metric(address: SocketAddr, name: &str) -> Result<u64, Error> {
     let value = Metrics::read(&address.to_string())?.get(name);

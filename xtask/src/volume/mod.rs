@@ -119,25 +119,18 @@ impl Campaign {
         for server in 1..=SERVERS {
             let [listen, advertised, admin] = [free_address()?, free_address()?, free_address()?];
             let path = |what: &str| directory.join(format!("{what}{server}")).display().to_string();
-            let mut arguments: Vec<String> = ["volume", "serve"].map(str::to_owned).into();
-            let mut option = |name: &str, value: String| {
-                arguments.extend([format!("--{name}"), value]);
-            };
-            option("coordination", coordination.to_string());
-            if server == 1 {
-                option("coordination-file", path("coordination"));
-            }
-            option("wal", path("wal"));
-            option("wal-capacity", "160MiB".to_owned());
-            option("store", path("store"));
-            option("store-capacity", "256MiB".to_owned());
-            option("listen", listen.to_string());
-            option("advertise", advertised.to_string());
-            option("metrics-listen", admin.to_string());
-            // A server that was away for a second lacks entries that the others have dropped.
-            option("entry-memory", "1MiB".to_owned());
-            let name = format!("server{server}");
-            servers.push(Process::new(&name, binary, directory, arguments, " is ready: "));
+            let options = [
+                ("wal", path("wal")),
+                ("wal-capacity", "160MiB".to_owned()),
+                ("store", path("store")),
+                ("store-capacity", "256MiB".to_owned()),
+                ("listen", listen.to_string()),
+                ("advertise", advertised.to_string()),
+                ("metrics-listen", admin.to_string()),
+                // A server that was away for a second lacks entries that the others have dropped.
+                ("entry-memory", "1MiB".to_owned()),
+            ];
+            servers.push(member::server(binary, directory, server, coordination, &options));
             metrics.push(admin);
             routes.push((advertised, listen));
         }
@@ -149,11 +142,7 @@ impl Campaign {
         let (size, socket) = (VOLUME_BYTES.to_string(), directory.join("nbd.sock"));
         let create = ["create", NAME, "--size", &size];
         output(&mut volume_command(binary, coordination, &create))?;
-        let mut arguments: Vec<String> =
-            ["volume", "export", NAME, "--take"].map(str::to_owned).into();
-        arguments.extend(["--coordination".to_owned(), coordination.to_string()]);
-        arguments.extend(["--socket".to_owned(), socket.display().to_string()]);
-        let mut exporter = Process::new("exporter", binary, directory, arguments, " is exported: ");
+        let mut exporter = member::exporter(binary, directory, NAME, coordination, &socket, &[]);
         exporter.start()?;
         let (checker, workers) = Checker::start(&socket, seed);
         Ok(Self {

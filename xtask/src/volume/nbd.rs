@@ -46,6 +46,30 @@ impl From<io::Error> for NbdError {
     }
 }
 
+/// Does the handshake for the default export.
+pub(crate) fn handshake(stream: &mut (impl Read + Write)) -> io::Result<()> {
+    let mut greeting = [0; 18];
+    stream.read_exact(&mut greeting)?;
+    let mut hello = CLIENT_FLAGS.to_be_bytes().to_vec();
+    hello.extend(OPTION_MAGIC.to_be_bytes());
+    hello.extend(EXPORT_NAME.to_be_bytes());
+    hello.extend(0_u32.to_be_bytes());
+    stream.write_all(&hello)?;
+    let mut export = [0; 10];
+    stream.read_exact(&mut export)
+}
+
+/// The header of a request.
+pub(crate) fn request(command: u16, cookie: u64, at: u64, len: u32) -> Vec<u8> {
+    let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
+    request.extend([0; 2]);
+    request.extend(command.to_be_bytes());
+    request.extend(cookie.to_be_bytes());
+    request.extend(at.to_be_bytes());
+    request.extend(len.to_be_bytes());
+    request
+}
+
 /// A connection to the default export of a server.
 pub(crate) struct Connection {
     stream: UnixStream,
@@ -56,15 +80,7 @@ impl Connection {
     /// Connects and does the handshake.
     pub(crate) fn open(socket: &Path) -> io::Result<Self> {
         let mut stream = UnixStream::connect(socket)?;
-        let mut greeting = [0; 18];
-        stream.read_exact(&mut greeting)?;
-        let mut hello = CLIENT_FLAGS.to_be_bytes().to_vec();
-        hello.extend(OPTION_MAGIC.to_be_bytes());
-        hello.extend(EXPORT_NAME.to_be_bytes());
-        hello.extend(0_u32.to_be_bytes());
-        stream.write_all(&hello)?;
-        let mut export = [0; 10];
-        stream.read_exact(&mut export)?;
+        handshake(&mut stream)?;
         Ok(Self { stream, cookie: 0 })
     }
 
@@ -77,12 +93,7 @@ impl Connection {
         data: &[u8],
     ) -> Result<Vec<u8>, NbdError> {
         self.cookie += 1;
-        let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
-        request.extend([0; 2]);
-        request.extend((command as u16).to_be_bytes());
-        request.extend(self.cookie.to_be_bytes());
-        request.extend(at.to_be_bytes());
-        request.extend(len.to_be_bytes());
+        let mut request = request(command as u16, self.cookie, at, len);
         request.extend(data);
         self.stream.write_all(&request)?;
         let mut reply = [0; 16];

@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+use alluvium_device::sim::Random;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Long enough for the slowest machine; only a server that hangs reaches it.
@@ -284,6 +285,12 @@ impl Server {
         let (head, body) = answer.split_once("\r\n\r\n").expect("the answer has a body");
         (head.lines().next().unwrap_or_default().to_string(), body.to_string())
     }
+}
+
+/// Bytes without a pattern.
+pub fn random_bytes(random: &mut Random, length: usize) -> Vec<u8> {
+    let words = std::iter::repeat_with(|| random.next_u64().to_le_bytes());
+    words.take(length.div_ceil(8)).flatten().take(length).collect()
 }
 
 /// Checks that docs/metrics.md has each shown metric with its type, and that each of its section

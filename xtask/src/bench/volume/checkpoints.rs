@@ -110,7 +110,12 @@ pub(super) fn measure(cluster: &Cluster, plan: &Plan) -> Result<Vec<Case>, Error
             ratios.push(run.with_p99_us / run.without_p99_us);
         }
         let name = format!("{}: p99 with a checkpoint, over without", workload.name);
-        cases.push(judged(&name, median(ratios), Bar::AtMost(RATIO)));
+        cases.push(match ratios.iter().any(|ratio| ratio.is_nan()) {
+            true => {
+                Case::failed(&name, "not measured: a run had no checkpoint; use longer --seconds")
+            }
+            false => judged(&name, median(ratios), Bar::AtMost(RATIO)),
+        });
     }
     Ok(cases)
 }

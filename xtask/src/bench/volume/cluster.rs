@@ -13,7 +13,7 @@ use crate::exec::quietly;
 use crate::loopdev::{LoopDevice, write_image};
 use crate::server::{Metrics, free_address};
 use crate::volume::leaders;
-use crate::volume::member::{Process, volume_command};
+use crate::volume::member::{self, Process, volume_command};
 
 pub(super) const SERVERS: usize = 3;
 /// The volume that is measured.
@@ -121,23 +121,16 @@ impl Cluster {
         assert!(self.servers.is_empty(), "they are stopped before they are started again");
         for server in 0..SERVERS {
             let [log, store] = &self.devices[server];
-            let mut arguments: Vec<String> = ["volume", "serve"].map(str::to_owned).into();
-            let mut option = |name: &str, value: String| {
-                arguments.extend([format!("--{name}"), value]);
-            };
-            option("coordination", self.coordination.to_string());
-            if server == 0 {
-                let file = self.directory.join("coordination");
-                option("coordination-file", file.display().to_string());
-            }
-            option("wal", log.path().display().to_string());
-            option("store", store.path().display().to_string());
-            option("listen", self.listen[server].to_string());
-            option("metrics-listen", self.metrics[server].to_string());
-            option("apply", apply.name().to_owned());
-            let name = format!("server{}", server + 1);
-            let ready = " is ready: ";
-            let mut process = Process::new(&name, &self.binary, &self.directory, arguments, ready);
+            let options = [
+                ("wal", log.path().display().to_string()),
+                ("store", store.path().display().to_string()),
+                ("listen", self.listen[server].to_string()),
+                ("metrics-listen", self.metrics[server].to_string()),
+                ("apply", apply.name().to_owned()),
+            ];
+            let (binary, directory) = (&self.binary, &self.directory);
+            let mut process =
+                member::server(binary, directory, server + 1, self.coordination, &options);
             process.start()?;
             self.servers.push(process);
         }
@@ -150,12 +143,7 @@ impl Cluster {
 
     /// A process that exports a volume at a socket; it is not started.
     pub(super) fn exporter(&self, volume: &str, socket: &Path) -> Process {
-        let mut arguments: Vec<String> =
-            ["volume", "export", volume, "--take"].map(str::to_owned).into();
-        arguments.extend(["--coordination".to_owned(), self.coordination.to_string()]);
-        arguments.extend(["--socket".to_owned(), socket.display().to_string()]);
-        let name = format!("export-{volume}");
-        Process::new(&name, &self.binary, &self.directory, arguments, " is exported: ")
+        member::exporter(&self.binary, &self.directory, volume, self.coordination, socket, &[])
     }
 
     pub(super) fn start_export(&mut self) -> Result<(), Error> {
