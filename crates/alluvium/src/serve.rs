@@ -61,7 +61,7 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
         config.data_dir.display()
     );
     tracing::debug!("configuration: {config}");
-    let runtime = runtime()?;
+    let runtime = runtime(None)?;
     // Before anything that may take long: otherwise a supervisor treats a starting server as a dead
     // one.
     let health = Health::new();
@@ -86,15 +86,17 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     served
 }
 
-/// Starts the runtime of a server.
+/// Starts a runtime with this number of workers, or one for each processor.
 ///
 /// # Errors
 /// The system has no threads or descriptors left.
-pub(crate) fn runtime() -> Result<Runtime, Failure> {
-    Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))
+pub(crate) fn runtime(workers: Option<usize>) -> Result<Runtime, Failure> {
+    let mut builder = Builder::new_multi_thread();
+    if let Some(workers) = workers {
+        builder.worker_threads(workers);
+    }
+    let failed = |error| Failure::Failed(format!("cannot start the runtime: {error}"));
+    builder.enable_all().build().map_err(failed)
 }
 
 async fn serve(

@@ -15,14 +15,12 @@ use crate::gateway::{
     Attachment, Closed, Failure, GroupError, GroupReplicas, Groups, RegionIndex, Servers, Volume,
     VolumeConfig,
 };
-use crate::net::{
-    CallError, ClientConnection, Directory, Features, Local, ServerRecord, cluster_id,
-};
+use crate::net::{CallError, ClientConnection, Directory, Features, Local, cluster_id};
 use crate::registry::{
     AttachRequest, AttachValue, GroupValue, Registry, RegistryError, ServerValue,
 };
 use crate::request::{Answer, Request, RequestError};
-use crate::types::{AttachEpoch, GroupId, Layer, ServerId, VolumeId};
+use crate::types::{AttachEpoch, GroupId, Layer, ServerId, VolumeId, unix_ms};
 
 /// Time for which the registry considers a gateway alive that it does not hear from.
 const ATTACH_LEASE: Duration = Duration::from_secs(5);
@@ -176,9 +174,8 @@ impl Cluster {
 
     /// Notes what the registry has of a server, and returns its address.
     fn learn(&self, server: ServerId, known: ServerValue) -> String {
-        let ServerValue { store, wal, mark, incarnation, address, .. } = known;
-        self.directory.lock().update(server, ServerRecord { store, wal, mark, incarnation });
-        address
+        self.directory.lock().update(server, known.record());
+        known.address
     }
 
     async fn connect(&self, server: ServerId, address: &str) -> Option<Arc<ClientConnection>> {
@@ -275,28 +272,15 @@ impl Attached {
         let mut renewed: Option<KeptLease> = None;
         loop {
             let lease = renewed.as_ref().unwrap_or(&self.lease);
-            if tokio::time::timeout(ATTACH_LEASE, lease.lost()).await.is_err() {
-                match self.check_registered().await {
-                    Ok(()) | Err(RegistryError::Coordination(_)) => continue,
-                    Err(refused) => return refused,
-                }
-            }
-            tracing::warn!(
-                volume = %self.id,
-                "the registry has not heard from this process: another one may attach the volume"
-            );
-            renewed = loop {
-                match self.register_again().await {
-                    Ok(lease) => break Some(lease),
-                    Err(RegistryError::Coordination(error)) => {
-                        tracing::debug!(%error, "the volume is not registered again");
-                    }
-                    Err(RegistryError::Contended(_)) => {}
-                    Err(refused) => return refused,
-                }
-                tokio::time::sleep(REGISTER_AGAIN).await;
+            let next = match tokio::time::timeout(ATTACH_LEASE, lease.lost()).await {
+                Err(_) => self.check_registered().await.map(|()| None),
+                Ok(()) => self.register_again().await.map(Some),
             };
-            tracing::info!(volume = %self.id, "the registry has the volume as attached again");
+            match next {
+                Ok(None) | Err(RegistryError::Coordination(_)) => {}
+                Ok(lease) => renewed = lease,
+                Err(refused) => return refused,
+            }
         }
     }
 
@@ -312,10 +296,31 @@ impl Attached {
         }
     }
 
+    /// Registers the volume with a new lease, and tries again while the registry is away.
     async fn register_again(&self) -> Result<KeptLease, RegistryError> {
-        let lease = KeptLease::grant(Arc::clone(&self.cluster.service), ATTACH_LEASE).await?;
-        self.cluster.registry().attach_again(self.id, &self.value, lease.id()).await?;
-        Ok(lease)
+        let volume = self.id;
+        tracing::warn!(
+            %volume,
+            "the registry has not heard from this process: another one may attach the volume"
+        );
+        loop {
+            let registered = async {
+                let service = Arc::clone(&self.cluster.service);
+                let lease = KeptLease::grant(service, ATTACH_LEASE).await?;
+                self.cluster.registry().attach_again(volume, &self.value, lease.id()).await?;
+                Ok(lease)
+            };
+            match registered.await {
+                Err(RegistryError::Coordination(_) | RegistryError::Contended(_)) => {
+                    tokio::time::sleep(REGISTER_AGAIN).await;
+                }
+                Err(refused) => return Err(refused),
+                Ok(lease) => {
+                    tracing::info!(%volume, "the registry has the volume as attached again");
+                    return Ok(lease);
+                }
+            }
+        }
     }
 
     /// Records that the volume is not attached any more. Requests in flight are ended.
@@ -375,9 +380,4 @@ fn group_error(error: &RegistryError) -> GroupError {
         RegistryError::UnknownVolume(_) | RegistryError::Deleting(_) => GroupError::Dropped,
         other => GroupError::Unavailable(other.to_string()),
     }
-}
-
-fn unix_ms() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.map_or(0, |since| since.as_millis() as u64)
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
@@ -133,4 +134,10 @@ pub struct Parent {
 /// The keys of all replicas of a group, in a map by group and replica.
 pub(crate) fn replicas_of(group: GroupId) -> RangeInclusive<(GroupId, PeerId)> {
     (group, PeerId(0))..=(group, PeerId(u64::MAX))
+}
+
+/// The time in milliseconds since 1970, for information only.
+pub(crate) fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }

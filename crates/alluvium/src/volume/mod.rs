@@ -18,7 +18,7 @@ use alluvium_coordination::keys::Keys;
 use alluvium_coordination::{Coordination, Remote, RemoteOptions};
 use alluvium_volume::Cluster;
 use clap::{Args, Subcommand};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 
 use crate::output::{self, Failure};
 use crate::serve::runtime;
@@ -93,7 +93,7 @@ pub(crate) fn run(command: VolumeCommand) -> Result<(), Failure> {
     }
 }
 
-/// Processors for each thread that serves connections.
+/// Processors for each worker of a runtime that serves volumes.
 const PROCESSORS_PER_WORKER: usize = 4;
 
 /// The runtime of a server or an export. The shard and most of a volume's work are one task at a
@@ -101,15 +101,11 @@ const PROCESSORS_PER_WORKER: usize = 4;
 /// processor time of a write.
 fn serving_runtime() -> Result<Runtime, Failure> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    Builder::new_multi_thread()
-        .worker_threads((processors / PROCESSORS_PER_WORKER).max(1))
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))
+    runtime(Some((processors / PROCESSORS_PER_WORKER).max(1)))
 }
 
 fn block_on(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
-    runtime()?.block_on(command)
+    runtime(None)?.block_on(command)
 }
 
 /// Requires an explicit option to listen beyond the loopback interface, which is the only

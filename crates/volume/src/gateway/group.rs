@@ -117,8 +117,9 @@ impl Group {
         let leader = self.leader.filter(|leader| rotated().any(|server| server == *leader));
         let next = leader.into_iter().chain(rotated()).find(|server| !tried.contains(server));
         next.or_else(|| {
+            let first = rotated().next()?;
             tried.clear();
-            rotated().next()
+            Some(first)
         })
     }
 }

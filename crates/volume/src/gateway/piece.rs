@@ -115,6 +115,13 @@ impl Piece {
         }
     }
 
+    /// Notes that a server could not serve it.
+    pub(super) fn has_tried(&mut self, server: ServerId) {
+        if !self.tried.contains(&server) {
+            self.tried.push(server);
+        }
+    }
+
     pub(super) fn is_read(&self) -> bool {
         matches!(self.work, Work::Read { .. })
     }

@@ -60,8 +60,9 @@ pub enum NetEvent {
     PeerDown {
         /// The other server.
         server: ServerId,
-        /// The connection was refused, which proves that the process is gone. Otherwise it is not
-        /// known whether it runs. A loss is first reported without, then with the refusal, once.
+        /// The process is known to have ended: it refused a connection, or a newer opening of the
+        /// server has answered. Otherwise it is not known whether it runs. A loss is reported first
+        /// without this, and then at most once with it.
         refused: bool,
     },
     /// A handshake with the other server fails. The connection is tried again. If the reason is

@@ -120,7 +120,7 @@ async fn keep_connected(outbound: Arc<Outbound>, server: ServerId, address: Stri
             Ok((socket, welcome)) => {
                 let mark = Some(welcome.identity.opening.mark);
                 // It was restarted before this server could notice that it was gone.
-                if last_mark.is_some_and(|_| last_mark != mark) && !is_refusal_reported {
+                if last_mark.is_some() && last_mark != mark && !is_refusal_reported {
                     shared.host.event(NetEvent::PeerDown { server, refused: true });
                 }
                 (last_mark, is_refusal_reported, reported) = (mark, false, None);

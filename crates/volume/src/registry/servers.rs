@@ -105,7 +105,7 @@ impl Registry<'_> {
     ///
     /// # Errors
     /// [`RegistryError::OpenedElsewhere`], after which the process must not try again: two copies
-    /// of a server would replace each other for ever. Those of the service.
+    /// of a server would replace each other forever. Those of the service.
     pub async fn record_opening(
         &self,
         opening: &Opening,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::net::ServerRecord;
 use crate::{AttachEpoch, GroupId, PeerId, ServerId, VolumeId};
 
 /// The number of replicas of a group.
@@ -26,6 +27,14 @@ pub struct ServerValue {
     pub incarnation: Uuid,
     /// The feature bits that it supports.
     pub features: u64,
+}
+
+impl ServerValue {
+    /// The last opening of the server.
+    pub fn record(&self) -> ServerRecord {
+        let Self { store, wal, mark, incarnation, .. } = *self;
+        ServerRecord { store, wal, mark, incarnation }
+    }
 }
 
 /// The state of a volume.

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use uuid::Uuid;
 
 use super::driver::Events;
-use super::opening::{own_groups, own_peer, record_of, view_of};
+use super::opening::{own_groups, own_peer, view_of};
 use crate::net::{Directory, Net};
 use crate::registry::{GroupValue, Registry, RegistryError, Stored};
 use crate::shard::{Input, Notice};
@@ -92,7 +92,7 @@ impl Control {
         let servers = registry.servers().await?;
         let mut addresses = HashMap::new();
         for (id, stored) in servers {
-            let record = record_of(&stored.value);
+            let record = stored.value.record();
             self.net.update_server(id, record);
             self.directory.lock().update(id, record);
             // A server that was never opened has no address that counts.

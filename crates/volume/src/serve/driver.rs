@@ -86,8 +86,6 @@ struct Streams {
     waiting: BTreeMap<u64, Waiting>,
     next_ticket: u64,
     next_stream: u64,
-    /// Elections that replicas of this server have won.
-    elections: u64,
     /// Frames on their way to the connections of pulls, by stream.
     sources: HashMap<u64, (GroupId, Sent, mpsc::Sender<crate::net::PullFrame>)>,
     /// Pulls of this server, by attempt, each with the permits for its batches.
@@ -106,10 +104,6 @@ impl Driver {
             let now = self.started.elapsed();
             self.shard.turn(now.as_millis() as u64, &mut inputs, &mut out)?;
             self.dispatch(&mut streams, &mut out);
-            let elections = self.shard.counters().elections;
-            if elections > std::mem::replace(&mut streams.elections, elections) {
-                tracing::debug!(elections, "replicas of this server lead their groups now");
-            }
             self.show();
             if is_stopping {
                 return Ok(());

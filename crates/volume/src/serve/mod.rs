@@ -126,7 +126,7 @@ impl Host for Sink {
         Box::pin(async move {
             let registry = Registry::new(&*self.service, &self.keys);
             match registry.server(server).await {
-                Ok(stored) => Some(opening::record_of(&stored.value)),
+                Ok(stored) => Some(stored.value.record()),
                 Err(error) => {
                     tracing::debug!(%server, %error, "a server was not found");
                     None

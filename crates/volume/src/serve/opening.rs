@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use alluvium_coordination::keys::Keys;
 use alluvium_coordination::{Coordination, Revision};
@@ -14,11 +14,11 @@ use super::ServeOptions;
 use super::driver::Events;
 use crate::group::GroupView;
 use crate::net::{Features, ServerRecord};
-use crate::registry::{GroupValue, Registry, RegistryError, ServerValue, Stored};
+use crate::registry::{GroupValue, Registry, RegistryError, Stored};
 use crate::shard::{Notice, OpenError, Opening, Recovered, Shard, ShardFailure, ShardOptions};
 use crate::state::VolumeState;
 use crate::store::{Owner, Store, StoreError};
-use crate::types::{GroupId, PeerId, ServerId};
+use crate::types::{GroupId, PeerId, ServerId, unix_ms};
 use crate::window::Window;
 
 /// Why a server does not open, or has ended.
@@ -202,16 +202,4 @@ pub(super) fn view_of(group: &GroupValue) -> GroupView {
         peers: group.peers.iter().map(|peer| (peer.peer, peer.server)).collect(),
         volumes: volumes.collect(),
     }
-}
-
-/// The opening of a server, as the registry has it.
-pub(super) fn record_of(server: &ServerValue) -> ServerRecord {
-    let ServerValue { store, wal, mark, incarnation, .. } = *server;
-    ServerRecord { store, wal, mark, incarnation }
-}
-
-/// The time in milliseconds since 1970, for information only.
-pub(super) fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_millis() as u64)
 }

@@ -110,7 +110,7 @@ impl Shard {
     fn take_ready(&mut self, group: GroupId, out: &mut Output) {
         let replica = self.replicas.get_mut(&group).expect("the caller has looked it up");
         let mut ready = replica.raft.ready();
-        replica.readies.0 = ready.number();
+        replica.last_ready = ready.number();
         if let Some(state) = ready.ss() {
             let leads = state.raft_state == StateRole::Leader;
             self.counters.elections += u64::from(leads);
@@ -423,8 +423,8 @@ impl Replica {
     /// more to do. Heartbeats and their responses of idle groups need no ready and no place in the
     /// log's order this way, and do not wait for the records of other groups.
     pub(super) fn send_at_once(&mut self, out: &mut Output) -> bool {
-        let (last, persisted) = self.readies;
-        let is_durable = last == persisted || self.broken.is(Rule::EarlierReadies);
+        let is_durable =
+            self.last_ready == self.durable_ready || self.broken.is(Rule::EarlierReadies);
         let may_send = self.takes_part() && self.install.is_none();
         if !may_send || !(is_durable || self.is_leader()) || self.memory().has_wanted() {
             return false;
@@ -442,7 +442,7 @@ impl Replica {
 
     /// The log has a ready durably.
     pub(super) fn persisted(&mut self, ready: u64) {
-        self.readies.1 = ready;
+        self.durable_ready = ready;
         self.raft.on_persist_ready(ready);
     }
 

@@ -178,9 +178,11 @@ pub(super) struct Replica {
     /// A leader whose process has ended, its term, and the time until which what it has sent may
     /// still arrive.
     pub(super) gone: Option<(PeerId, Term, u64)>,
-    /// The number of the last ready, and of the last one that the log has durably.
-    pub(super) readies: (u64, u64),
-    /// Ticks for which an election is delayed, and the term and leader for which that is.
+    /// The number of the last ready.
+    pub(super) last_ready: u64,
+    /// The number of the last ready that the log has durably.
+    pub(super) durable_ready: u64,
+    /// Ticks for which an election is delayed, and the term and leader for which that was computed.
     delay: u32,
     delayed: (u64, u64),
     pub(super) broken: Broken,
@@ -267,7 +269,8 @@ impl Replica {
             snapshots: BTreeMap::new(),
             offered: BTreeMap::new(),
             gone: None,
-            readies: (0, 0),
+            last_ready: 0,
+            durable_ready: 0,
             delay: 0,
             delayed: (u64::MAX, 0),
             broken,
@@ -439,7 +442,7 @@ impl Replica {
     }
 
     /// The place of the replica in the order in which those without a leader, or without this one,
-    /// hold elections. It is another one for each of them, and another order in each term.
+    /// hold elections. Each has a different rank, and the order rotates with the term.
     pub(super) fn rank(&self, leader: PeerId) -> u64 {
         let others = || self.view.peers.keys().filter(|peer| **peer != leader);
         let before = others().filter(|peer| **peer < self.peer).count() as u64;
@@ -456,7 +459,8 @@ impl Replica {
             self.delayed = delayed;
             let rank = self.rank(self.leader()) as u32;
             if self.role() == Role::Candidate {
-                // Its election has failed. Without a leader it need not wait for the timeout again.
+                // Its election may have failed. Without a leader it need not wait for the timeout
+                // again.
                 self.delay = 1 + rank;
                 self.raft.raft.election_elapsed = ELECTION_TICKS - 1;
             } else {

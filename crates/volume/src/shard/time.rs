@@ -123,13 +123,13 @@ impl Replica {
         if !may_take || term != message.term || term != self.raft.raft.term {
             return false;
         }
-        let (last, persisted) = self.readies;
+        let is_durable = self.last_ready == self.durable_ready;
         let raft = &mut self.raft.raft;
         match (kind, raft.state) {
             (MessageType::MsgHeartbeat, StateRole::Follower)
                 if raft.leader_id == message.from
                     && message.commit <= raft.raft_log.committed
-                    && last == persisted =>
+                    && is_durable =>
             {
                 raft.election_elapsed = 0;
                 let response = Message {

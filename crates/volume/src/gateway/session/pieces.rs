@@ -391,9 +391,7 @@ impl Session {
             return self.try_next(id, server);
         }
         group.leader.get_or_insert(hint);
-        if !piece.tried.contains(&server) {
-            piece.tried.push(server);
-        }
+        piece.has_tried(server);
         let kind = piece.kind;
         self.count(kind).retries.add(1);
         self.send(id, hint);
@@ -430,9 +428,7 @@ impl Session {
             return self.try_next(id, server);
         }
         piece.passed_over.push(server);
-        if !piece.tried.contains(&server) {
-            piece.tried.push(server);
-        }
+        piece.has_tried(server);
         self.send_next(id, server);
     }
 
@@ -450,9 +446,7 @@ impl Session {
         let Some(piece) = self.pieces.get_mut(&id) else { return };
         (piece.hints, piece.silences) = (0, 0);
         piece.failures += 1;
-        if !piece.tried.contains(&server) {
-            piece.tried.push(server);
-        }
+        piece.has_tried(server);
         match piece.failures {
             1 => self.send_next(id, server),
             failures => {

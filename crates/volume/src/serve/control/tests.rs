@@ -53,7 +53,7 @@ impl Test {
             registry.create_group(volume, region, epoch, seed).await.unwrap();
         }
         let (server, stored) = registry.servers().await.unwrap().remove(0);
-        let opening = record_of(&stored.value);
+        let opening = stored.value.record();
         let local = Local {
             cluster: cluster_id("c"),
             identity: Some(Identity { server, opening }),
