@@ -296,7 +296,7 @@ struct Sample {
 /// A figure of a sample.
 type Figure = (&'static str, fn(&Sample) -> f64);
 
-const FIGURES: [Figure; 20] = [
+const FIGURES: [Figure; 22] = [
     ("IOPS", |sample| sample.fio.iops),
     ("MiB/s", |sample| sample.fio.mebibytes_per_second()),
     ("p50, us", |sample| sample.fio.p50_us),
@@ -305,6 +305,8 @@ const FIGURES: [Figure; 20] = [
     ("of it three servers", |sample| sample.per_write_us(sample.all.all_servers_cpu())),
     ("of it the export", |sample| sample.per_write_us(sample.all.export_cpu)),
     ("fio's CPU, % of one", |sample| sample.fio.cpu_percent),
+    ("processors idle, %", |sample| sample.during.machine.idle_percent()),
+    ("disk busy, %", |sample| sample.during.machine.disk_percent(sample.seconds)),
     ("device bytes (kernel)", |sample| sample.amplification(sample.all.kernel_bytes())),
     ("device bytes (counters)", |sample| {
         sample.amplification(Some(sample.all.counters.device_bytes()))
@@ -413,7 +415,7 @@ fn judge(samples: &[Sample]) -> Vec<Case> {
 
 #[cfg(test)]
 mod tests {
-    use super::usage::{Counters, DeviceStat};
+    use super::usage::{Counters, DeviceStat, Machine};
     use super::*;
 
     fn sample(apply: Apply, iops: f64, cpu_ms: u64, kibibytes: u64) -> Sample {
@@ -422,6 +424,7 @@ mod tests {
             export_cpu: Duration::from_millis(cpu_ms),
             log: Some(DeviceStat { bytes: kibibytes << 10, ..DeviceStat::default() }),
             store: Some(DeviceStat::default()),
+            machine: Machine::default(),
             counters: Counters::default(),
         };
         let fio = Measured { writes: 1000, bytes: 4096 * 1000, iops, ..Measured::default() };

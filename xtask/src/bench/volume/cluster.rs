@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::usage::{DeviceStat, Usage, sum};
+use super::usage::{DeviceStat, Machine, Usage, sum};
 use crate::Error;
 use crate::bench::cpu_time;
 use crate::exec::quietly;
@@ -237,6 +237,7 @@ impl Cluster {
             export_cpu,
             log: of(0)?,
             store: of(1)?,
+            machine: Machine::read(&self.directory)?,
             counters: sum(&self.metrics()?)?,
         })
     }

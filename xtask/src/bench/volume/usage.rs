@@ -1,7 +1,11 @@
-//! What a cluster has used: processor time, writes of its devices, counters of its servers.
+//! What a cluster has used: processor time, writes of its devices, counters of its servers; and how
+//! busy that kept the machine.
 
+use std::fs;
 use std::iter::Sum;
 use std::ops::Sub;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::Error;
@@ -46,6 +50,70 @@ impl Sum for DeviceStat {
             flushes: sum.flushes + stat.flushes,
         })
     }
+}
+
+/// How busy the machine was since its start: whether a load was limited by its processors or by its
+/// disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Machine {
+    /// Clock ticks of all processors.
+    ticks: u64,
+    /// Of these, ticks without anything to run.
+    idle: u64,
+    /// Time with a request in progress on the disk of the devices' files. 0 if the kernel does not
+    /// count it.
+    disk: Duration,
+}
+
+impl Machine {
+    /// Reads the counters of the kernel. `directory` is on the disk.
+    pub(super) fn read(directory: &Path) -> Result<Self, Error> {
+        let stat = fs::read_to_string("/proc/stat")?;
+        let (ticks, idle) = processors(&stat).ok_or("/proc/stat has no processors")?;
+        let device = fs::metadata(directory)?.dev();
+        let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+        // A file system without a block device has no such file.
+        let stat = fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/stat"));
+        let disk = stat.ok().and_then(|stat| disk_time(&stat)).unwrap_or_default();
+        Ok(Self { ticks, idle, disk })
+    }
+
+    /// The share of the processors' time without anything to run, in percent.
+    pub(super) fn idle_percent(&self) -> f64 {
+        100.0 * self.idle as f64 / self.ticks as f64
+    }
+
+    /// The share of `seconds` with a request in progress on the disk, in percent.
+    pub(super) fn disk_percent(&self, seconds: f64) -> f64 {
+        100.0 * self.disk.as_secs_f64() / seconds
+    }
+}
+
+impl Sub for Machine {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self {
+            ticks: self.ticks - before.ticks,
+            idle: self.idle - before.idle,
+            disk: self.disk.saturating_sub(before.disk),
+        }
+    }
+}
+
+/// The ticks of all processors in /proc/stat, and those of them without anything to run
+/// (`proc_stat(5)`: user, nice, system, idle, iowait, irq, softirq, steal; guest time is part of
+/// user time).
+fn processors(stat: &str) -> Option<(u64, u64)> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let ticks: Vec<u64> =
+        line.split_whitespace().take(8).map(str::parse).collect::<Result<_, _>>().ok()?;
+    Some((ticks.iter().sum(), ticks.get(3)? + ticks.get(4)?))
+}
+
+/// `io_ticks` of /sys/block/NAME/stat: milliseconds with a request in progress.
+fn disk_time(stat: &str) -> Option<Duration> {
+    Some(Duration::from_millis(stat.split_whitespace().nth(9)?.parse().ok()?))
 }
 
 /// Sums of the servers' counters.
@@ -152,6 +220,7 @@ pub(super) struct Usage {
     pub(super) log: Option<DeviceStat>,
     /// Of all stores.
     pub(super) store: Option<DeviceStat>,
+    pub(super) machine: Machine,
     pub(super) counters: Counters,
 }
 
@@ -166,6 +235,7 @@ impl Usage {
             export_cpu: self.export_cpu.saturating_sub(before.export_cpu),
             log: devices(self.log, before.log),
             store: devices(self.store, before.store),
+            machine: self.machine - before.machine,
             counters: self.counters - before.counters,
         }
     }
@@ -197,6 +267,17 @@ mod tests {
         let (without_flushes, _) = STAT.trim_end().rsplit_once("450").unwrap();
         assert_eq!(DeviceStat::parse(without_flushes), None);
         assert_eq!(DeviceStat::parse("a device"), None);
+    }
+
+    #[test]
+    fn the_idle_share_of_processors_and_disk_is_parsed() {
+        let stat = "cpu  10 20 30 400 100 0 35 5 7 0\ncpu0 5 10 15 200 50 0 17 3 3 0\n";
+        assert_eq!(processors(stat), Some((600, 500)));
+        assert_eq!(processors("cpu0 5 10 15 200 50 0 17 3 3 0\n"), None);
+        assert_eq!(processors("cpu  10 20\n"), None);
+        assert_eq!(disk_time(STAT), Some(Duration::from_secs(5)));
+        let machine = Machine { ticks: 600, idle: 150, disk: Duration::from_secs(5) };
+        assert_eq!((machine.idle_percent(), machine.disk_percent(10.0)), (25.0, 50.0));
     }
 
     #[test]
