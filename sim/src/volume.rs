@@ -147,6 +147,10 @@ counts! {
         replaced_disks,
         /// Processes that were stopped for a while.
         stopped,
+        /// Logs that hung for a while.
+        hung,
+        /// Times that a server has found its log to be stalled.
+        log_stalls,
         /// Leaders elected.
         elections,
         /// Completed checkpoints.
@@ -167,6 +171,7 @@ counts! {
 impl Outcome {
     fn add_counters(&mut self, counters: ShardCounters) {
         self.elections += counters.elections;
+        self.log_stalls += counters.log_stalls;
         self.checkpoints += counters.checkpoints;
         self.carried_forward += counters.carried_forward;
         self.installs += counters.installs;

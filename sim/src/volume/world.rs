@@ -49,6 +49,8 @@ pub(super) struct World {
     slow: Option<usize>,
     /// The process that is stopped now.
     stopped: Option<usize>,
+    /// The server whose log completes nothing now.
+    hung: Option<usize>,
     cut: Option<Cut>,
     environment: Environment,
 }
@@ -87,7 +89,16 @@ impl World {
             server.open(&mut environment);
         }
         let clients = Clients::new(std::array::from_fn(begins_attached));
-        Self { schedule, servers, clients, slow: None, stopped: None, cut: None, environment }
+        Self {
+            schedule,
+            servers,
+            clients,
+            slow: None,
+            stopped: None,
+            hung: None,
+            cut: None,
+            environment,
+        }
     }
 
     /// Runs the schedule, then repairs everything and checks that the servers converge. Panics if a
@@ -125,7 +136,7 @@ impl World {
             36..41 => self.deliver_frame(),
             41..54 => {
                 for _ in 0..3 {
-                    self.servers[server].step_log();
+                    self.step_log(server);
                 }
             }
             54..66 => {
@@ -148,7 +159,10 @@ impl World {
                 Schedule::SlowStore | Schedule::BetweenDisks => self.change_slow_store(server),
                 _ => self.change_partition(server),
             },
-            95 => self.change_process(server),
+            95 => {
+                self.change_process(server);
+                self.change_hung(server);
+            }
             96..98 => self.maybe_end(server),
             _ => self.maybe_open(server),
         }
@@ -409,6 +423,22 @@ impl World {
         }
     }
 
+    /// Completes a request of the log's disk, unless that hangs.
+    fn step_log(&self, server: usize) -> bool {
+        self.hung != Some(server) && self.servers[server].step_log()
+    }
+
+    /// A log hangs, or completes its requests again. Both take several times as long as a server
+    /// needs to notice it.
+    fn change_hung(&mut self, server: usize) {
+        let probability = if self.hung.is_none() { 0.05 } else { 0.15 };
+        if self.random().chance(probability) {
+            self.hung = self.hung.is_none().then_some(server);
+            self.environment.outcome.hung += u64::from(self.hung.is_some());
+            self.environment.trace.event("hang", &[("server", server as u64)]);
+        }
+    }
+
     /// A process is stopped or continues, or a device begins to fail.
     fn change_process(&mut self, server: usize) {
         let (is_changed, fails) = (self.random().chance(0.08), self.random().chance(0.02));
@@ -567,6 +597,7 @@ impl World {
     /// acknowledge an op.
     fn heal(&mut self) {
         self.environment.network.heal();
+        self.hung = None;
         for server in &mut self.servers {
             server.repair();
             server.set_stopped(false);

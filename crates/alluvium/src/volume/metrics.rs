@@ -41,6 +41,11 @@ impl Collector for VolumeCollector {
                 view.overlay_bytes,
             ),
             (
+                "volume_log_stalled",
+                "1 while the log's device completes nothing for 2 s or more",
+                view.is_stalled.into(),
+            ),
+            (
                 "volume_checkpoint_running",
                 "1 while a checkpoint is in progress",
                 view.is_checkpointing.into(),
@@ -85,6 +90,7 @@ impl Collector for VolumeCollector {
                     "Log records of a commit index alone",
                     counters.commit_records,
                 ),
+                ("volume_log_stalls", "Times that the log has stalled", counters.log_stalls),
                 ("volume_elections", "Elections that a replica here has won", counters.elections),
                 ("volume_turns", "Turns of the task that serves all replicas", counters.turns),
                 ("volume_store_block_writes", "Writes of blocks to the store", store.block_writes),

@@ -99,12 +99,13 @@ impl Driver {
         let mut inputs = VecDeque::new();
         let mut out = Output::default();
         let mut durable: Option<(LogOffset, Durable)> = None;
+        let mut is_stalled = false;
         loop {
             let is_stopping = self.collect(&mut streams, &mut inputs);
             let now = self.started.elapsed();
             self.shard.turn(now.as_millis() as u64, &mut inputs, &mut out)?;
             self.dispatch(&mut streams, &mut out);
-            self.show();
+            self.show(&mut is_stalled);
             if is_stopping {
                 return Ok(());
             }
@@ -296,17 +297,28 @@ impl Driver {
     }
 
     /// What other servers and the metrics see of this one.
-    fn show(&self) {
+    fn show(&self, was_stalled: &mut bool) {
+        let is_stalled = self.shard.log_is_stalled();
+        match (*was_stalled, is_stalled) {
+            (false, true) => tracing::warn!(
+                "the device of the write-ahead log has completed nothing for 2 s; this server \
+                 leads no group until it does"
+            ),
+            (true, false) => tracing::info!("the device of the write-ahead log works again"),
+            _ => {}
+        }
+        *was_stalled = is_stalled;
         let (slots, free_slots) = self.shard.slots();
         self.net.set_sender_state(SenderState {
             free_slots,
-            is_stalled: false,
+            is_stalled,
             drops_entries: self.shard.refuses_entries(),
         });
         let mut view = self.view.lock();
         view.counters = self.shard.counters();
         (view.slots, view.free_slots) = (slots, free_slots);
         view.overlay_bytes = self.shard.overlay_bytes() as u64;
+        view.is_stalled = is_stalled;
         view.is_checkpointing = self.shard.is_checkpointing();
         view.log = self.shard.wal().stats();
         view.store = self.shard.store_counters();

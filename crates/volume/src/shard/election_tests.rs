@@ -4,7 +4,9 @@
 
 use std::collections::VecDeque;
 
-use super::tests::{Disks, GROUP, OTHERS, PEER, entries_of, view_of_three};
+use alluvium_device::sim::Mode;
+
+use super::tests::{Disks, GROUP, OTHERS, PEER, entries_of, view_of_three, write};
 use super::{Input, Output, Shard};
 use crate::messages::{PeerBody, PeerMessage};
 use crate::types::{GroupId, PeerId, ServerId};
@@ -19,8 +21,10 @@ struct Trio {
     /// What arrives at each server, and when.
     arriving: Vec<VecDeque<(u64, Input)>>,
     is_running: [bool; 3],
+    /// Servers whose log completes nothing.
+    hangs: [bool; 3],
     now: u64,
-    _disks: Vec<Disks>,
+    disks: Vec<Disks>,
 }
 
 impl Trio {
@@ -34,7 +38,7 @@ impl Trio {
         };
         let shards = disks.iter().enumerate().map(open).collect();
         let arriving = (0..3).map(|_| VecDeque::new()).collect();
-        Self { shards, arriving, is_running: [true; 3], now: 200, _disks: disks }
+        Self { shards, arriving, is_running: [true; 3], hangs: [false; 3], now: 200, disks }
     }
 
     /// Lets a millisecond pass.
@@ -56,7 +60,7 @@ impl Trio {
             let mut out = Output::default();
             loop {
                 shard.turn(self.now, &mut inputs, &mut out).unwrap();
-                let Some(offset) = shard.awaits_log() else { break };
+                let Some(offset) = shard.awaits_log().filter(|_| !self.hangs[at]) else { break };
                 shard.wal().wait_durable(offset).wait().unwrap();
             }
             for (to, message) in out.messages {
@@ -86,6 +90,20 @@ impl Trio {
             assert!(elapsed <= bound_ms, "no leader after {elapsed} ms");
         }
         self.now - before
+    }
+
+    /// The log of a server completes nothing until it is set to complete everything again.
+    fn set_hangs(&mut self, at: usize, hangs: bool) {
+        let mode = if hangs { Mode::Queued } else { Mode::Immediate };
+        self.disks[at].log.set_mode(mode);
+        self.hangs[at] = hangs;
+        // The process learns of what is durable.
+        self.send(at, self.now, Input::PeerState { server: server(at), free_slots: 1000 });
+    }
+
+    /// A client writes to a server.
+    fn write(&mut self, at: usize) {
+        self.send(at, self.now, write(GROUP, 1));
     }
 
     fn run(&mut self, ms: u64) {
@@ -201,4 +219,53 @@ fn heartbeats_of_an_idle_group_wait_for_no_log() {
     };
     assert!(out.messages.iter().any(|(_, message)| is_response(message)), "{:?}", out.messages);
     assert_eq!(shard.counters().elections, elections);
+}
+
+#[test]
+fn a_leader_whose_log_hangs_is_replaced_within_20_ticks() {
+    for opened in phases().step_by(8) {
+        let mut trio = Trio::new(opened, [3; 3]);
+        trio.elect(3000);
+        trio.run(700);
+        let hung = trio.leader().expect("the leader is well");
+        trio.set_hangs(hung, true);
+        // Nothing waits for the log, so nothing hangs.
+        trio.run(3000);
+        assert_eq!(trio.leader(), Some(hung));
+        trio.write(hung);
+        trio.run(1700);
+        assert!(leads(&trio.shards[hung]), "a disk that is slow for 1.7 s moves no leader");
+        trio.run(600);
+        assert!(!leads(&trio.shards[hung]));
+        assert!(trio.shards[hung].log_is_stalled());
+        trio.elect(1700);
+        let leader = trio.leader().expect("there is one");
+        trio.run(3000);
+        assert_eq!(trio.leader(), Some(leader), "the server whose log hangs holds no election");
+        trio.set_hangs(hung, false);
+        trio.run(1000);
+        assert_eq!(trio.leader(), Some(leader));
+        assert!(!trio.shards[hung].log_is_stalled());
+        assert_eq!(trio.shards[hung].counters().log_stalls, 1);
+        let last = |at: usize| trio.shards[at].replica_status(GROUP).unwrap().last;
+        assert_eq!([last(0), last(1)], [last(leader); 2]);
+    }
+}
+
+#[test]
+fn a_process_that_was_stopped_has_no_stalled_log() {
+    let mut trio = Trio::new([0, 66, 132], [3; 3]);
+    trio.elect(3000);
+    trio.run(700);
+    let leader = trio.leader().unwrap();
+    trio.set_hangs(leader, true);
+    trio.write(leader);
+    trio.run(10);
+    assert!(trio.shards[leader].awaits_log().is_some());
+    // The log completes everything while the process does not run.
+    trio.set_hangs(leader, false);
+    let shard = &mut trio.shards[leader];
+    shard.turn(trio.now + 60_000, &mut VecDeque::new(), &mut Output::default()).unwrap();
+    assert!(!shard.log_is_stalled());
+    assert!(leads(shard));
 }

@@ -11,6 +11,7 @@
 //! - `checkpoint.rs`: the checkpoint of all replicas
 //! - `install.rs`, `source.rs`: a replica that pulls the blocks of another one, and its source
 //! - `time.rs`: ticks, elections, connections
+//! - `stall.rs`: a disk that hangs
 
 mod checkpoint;
 mod clients;
@@ -22,6 +23,7 @@ mod ready;
 mod recovery;
 mod replica;
 mod source;
+mod stall;
 #[cfg(test)]
 mod tests;
 mod time;
@@ -35,6 +37,7 @@ use self::clients::{DurableAnswer, Reading};
 use self::entries::EntryCache;
 use self::replica::Replica;
 use self::source::Source;
+use self::stall::Stall;
 use crate::group::GroupView;
 use crate::log::{LogWriter, Loss};
 use crate::messages::{PeerBody, PeerMessage, PullFrame, PullRequest};
@@ -308,6 +311,7 @@ pub struct Shard {
     free_slots: BTreeMap<ServerId, u32>,
     /// Ops that are applied and whose blocks are not durable in the store yet.
     durable_answers: Vec<DurableAnswer>,
+    stall: Stall,
     now: u64,
     next_tick: u64,
     counters: ShardCounters,
@@ -340,6 +344,8 @@ pub struct ShardCounters {
     pub commit_records: u64,
     /// Elections that a replica of this server has won.
     pub elections: u64,
+    /// Times that the log has stalled.
+    pub log_stalls: u64,
 }
 
 impl Shard {

@@ -12,6 +12,7 @@ use raft::eraftpb;
 use super::checkpoint::Checkpointing;
 use super::entries::{EntryCache, apply_entry};
 use super::replica::{Logged, Replica, Standing, Start};
+use super::stall::Stall;
 use super::{LostReplica, Notice, Output, Shard, ShardCounters, ShardOptions};
 use crate::group::GroupView;
 use crate::log::{
@@ -178,6 +179,7 @@ impl Shard {
             next_attempt: 0,
             free_slots: BTreeMap::new(),
             durable_answers: Vec::new(),
+            stall: Stall::default(),
             now,
             next_tick: now,
             counters: ShardCounters::default(),

@@ -68,7 +68,7 @@ pub(super) fn entries_of(peer: PeerId, group: GroupId, last: u64, commit: u64) -
 }
 
 pub(super) struct Disks {
-    log: SimDisk,
+    pub(super) log: SimDisk,
     store: SimDisk,
 }
 
@@ -148,6 +148,20 @@ fn turn(shard: &mut Shard, now: u64, inputs: impl IntoIterator<Item = Input>) ->
         let Some(offset) = shard.awaits_log() else { return out };
         shard.wal().wait_durable(offset).wait().unwrap();
     }
+}
+
+/// A write of 8 KiB.
+pub(super) fn write(group: GroupId, number: u64) -> Input {
+    let op = Op::Blocks(BlockOp {
+        volume: VOLUME,
+        epoch: AttachEpoch(1),
+        layer: Layer(0),
+        number: Sequence(number),
+        floor_distance: number as u32 - 1,
+        range: BlockRange { chunk: ChunkIndex(0), first: 2 * number as u16, blocks: 2 },
+        change: Change::write(vec![0; 2 * BLOCK_BYTES].into()),
+    });
+    Input::Client { ticket: number, request: Request::Op { group, op } }
 }
 
 fn from_leader(group: GroupId, body: PeerBody) -> Input {
@@ -291,19 +305,7 @@ fn what_a_leader_accepts_in_one_pass_is_bounded() {
     for tick in 1..=30 {
         turn(&mut shard, 100 * tick, []);
     }
-    let write = |number: u64| {
-        let op = Op::Blocks(BlockOp {
-            volume: VOLUME,
-            epoch: AttachEpoch(1),
-            layer: Layer(0),
-            number: Sequence(number),
-            floor_distance: number as u32 - 1,
-            range: BlockRange { chunk: ChunkIndex(0), first: 2 * number as u16, blocks: 2 },
-            change: Change::write(vec![0; 2 * BLOCK_BYTES].into()),
-        });
-        Input::Client { ticket: number, request: Request::Op { group: GROUP, op } }
-    };
-    let out = turn(&mut shard, 3000, (1..=20).map(write));
+    let out = turn(&mut shard, 3000, (1..=20).map(|number| write(GROUP, number)));
     let busy = |answer: &Result<_, crate::request::RequestError>| {
         answer.as_ref().is_err_and(|error| error.code == ErrorCode::Busy)
     };

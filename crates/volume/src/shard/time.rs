@@ -38,8 +38,10 @@ impl Shard {
             next if next > self.now => next,
             _ => self.now + self.options.tick_ms,
         };
+        self.watch_log();
+        let is_stalled = self.log_is_stalled();
         for replica in self.replicas.values_mut() {
-            if !replica.takes_part() || replica.is_installing() {
+            if !replica.takes_part() || replica.is_installing() || is_stalled {
                 continue;
             }
             if replica.is_leader() {
@@ -99,11 +101,12 @@ impl Shard {
 
     /// Holds the elections that are due, of groups that have no leader.
     fn campaign(&mut self) {
+        let is_stalled = self.log_is_stalled();
         while let Some((at, group)) = self.campaigns.first().copied().filter(|it| it.0 <= self.now)
         {
             self.campaigns.remove(&(at, group));
             let Some(replica) = self.replicas.get_mut(&group) else { continue };
-            let may_campaign = replica.takes_part() && !replica.is_installing();
+            let may_campaign = replica.takes_part() && !replica.is_installing() && !is_stalled;
             // Also if it is a candidate already: two candidates may have split the votes.
             if may_campaign && replica.leader() == PeerId(raft::INVALID_ID) {
                 drop(replica.raft.campaign());
