@@ -27,6 +27,9 @@ use connection::{Broken, Connection, OpenWatch, WatchFrame, dial};
 /// The first and the longest pause between attempts to connect.
 const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
+/// A connection counts as one once it was open for this time.
+const STEADY: Duration = Duration::from_secs(1);
+
 /// The options of a client.
 #[derive(Clone, Debug)]
 pub struct RemoteOptions {
@@ -230,6 +233,8 @@ impl Shared {
 async fn keep_connected(shared: Arc<Shared>) {
     let [first, longest] = BACK_OFF;
     let mut pause = first;
+    // An outage is logged once, with its first reason.
+    let mut is_away = false;
     loop {
         let reason = match dial(&shared.options).await {
             Ok((dialed, identity, revision)) => {
@@ -237,16 +242,29 @@ async fn keep_connected(shared: Arc<Shared>) {
                     tracing::error!(%error, "coordination is not used any more");
                     return shared.end(error);
                 }
-                pause = first;
                 let (connection, running) = Connection::start(dialed, &shared.options);
                 shared.link.send_replace(Link::Up(connection.clone()));
-                let reason = running.await;
+                tokio::pin!(running);
+                let reason = match timeout(STEADY, &mut running).await {
+                    Ok(reason) => reason,
+                    Err(_) => {
+                        pause = first;
+                        if std::mem::take(&mut is_away) {
+                            let address = &shared.options.address;
+                            tracing::info!(address, "coordination is connected again");
+                        }
+                        running.await
+                    }
+                };
                 connection.close(&reason);
                 reason
             }
             Err(reason) => reason,
         };
-        tracing::warn!(address = shared.options.address, reason, "coordination is not connected");
+        if !std::mem::replace(&mut is_away, true) {
+            let address = &shared.options.address;
+            tracing::warn!(address, reason, "coordination is not connected");
+        }
         shared.link.send_replace(Link::Down(reason));
         // Clients that lost the same host do not return all at once.
         let random = uuid::Uuid::new_v4().as_bytes()[0];

@@ -42,18 +42,25 @@ impl Control {
     /// Follows the registry until it is aborted. While the registry is away, the server goes on
     /// with what it knows.
     pub(super) async fn run(mut self) {
+        // An outage is logged once, with its first reason.
+        let mut is_away = false;
         loop {
-            if let Err(error) = self.follow().await {
+            if let Err(error) = self.follow(&mut is_away).await
+                && !std::mem::replace(&mut is_away, true)
+            {
                 tracing::warn!(%error, "the registry cannot be followed; it is tried again");
             }
             tokio::time::sleep(RETRY).await;
         }
     }
 
-    async fn follow(&mut self) -> Result<(), RegistryError> {
+    async fn follow(&mut self, is_away: &mut bool) -> Result<(), RegistryError> {
         let service = Arc::clone(&self.service);
         let after = self.read_groups().await?;
         self.read_servers().await?;
+        if std::mem::take(is_away) {
+            tracing::info!("the registry is followed again");
+        }
         let mut changes = service.watch(self.keys.root(), after);
         loop {
             if let Some(notice) = &self.unrecorded {

@@ -90,6 +90,8 @@ struct Streams {
     sources: HashMap<u64, (GroupId, Sent, mpsc::Sender<crate::net::PullFrame>)>,
     /// Pulls of this server, by attempt, each with the permits for its batches.
     targets: HashMap<u64, (JoinHandle<()>, Arc<Semaphore>)>,
+    /// Whether this server is connected to others, of which that was logged.
+    is_connected: BTreeMap<ServerId, bool>,
 }
 
 impl Driver {
@@ -161,9 +163,17 @@ impl Driver {
                 let messages = from_peer(frame).into_iter();
                 inputs.extend(messages.map(|message| Input::Peer { server, message }));
             }
-            NetEvent::PeerUp { server } => tracing::info!(%server, "connected to a server"),
+            NetEvent::PeerUp { server } => {
+                streams.is_connected.insert(server, true);
+                tracing::info!(%server, "connected to a server");
+            }
             NetEvent::PeerDown { server, refused } => {
-                tracing::info!(%server, refused, "the connection to a server has ended");
+                // The end of a connection is followed by a refusal if the process has ended.
+                match streams.is_connected.insert(server, false) {
+                    Some(true) => tracing::info!(%server, "the connection to a server has ended"),
+                    Some(false) => {}
+                    None => tracing::info!(%server, "a server does not run at its address"),
+                }
                 inputs.push_back(Input::PeerDown { server, is_refused: refused });
             }
             NetEvent::PeerRefused { server, error } => {
