@@ -24,7 +24,13 @@ pub(super) struct Times(Family<Labels, Histogram, fn() -> Histogram>);
 impl Times {
     pub(super) fn new() -> Self {
         // 50 us to 26 s.
-        Self(Family::new_with_constructor(|| Histogram::new(exponential_buckets(50e-6, 2.0, 20))))
+        let buckets = || Histogram::new(exponential_buckets(50e-6, 2.0, 20));
+        let times = Family::new_with_constructor(buckets as fn() -> Histogram);
+        // A query finds each kind from the start.
+        for kind in ["read", "write", "zero", "discard", "status"] {
+            drop(times.get_or_create(&[("kind", kind)]));
+        }
+        Self(times)
     }
 
     /// Waits for a request, and records the time that it took.
