@@ -90,6 +90,28 @@ impl FromStr for Span {
     }
 }
 
+/// A parser of sizes within bounds.
+pub(crate) fn size_within(
+    least: Size,
+    most: Size,
+) -> impl Fn(&str) -> Result<Size, String> + Clone + Send + Sync + 'static {
+    move |text| match text.parse()? {
+        size if (least..=most).contains(&size) => Ok(size),
+        _ => Err(format!("it must be from {least} to {most}")),
+    }
+}
+
+/// A parser of lengths of time within bounds.
+pub(crate) fn span_within(
+    least: Span,
+    most: Span,
+) -> impl Fn(&str) -> Result<Span, String> + Clone + Send + Sync + 'static {
+    move |text| match text.parse()? {
+        span if (least..=most).contains(&span) => Ok(span),
+        _ => Err(format!("it must be from {least} to {most}")),
+    }
+}
+
 impl fmt::Display for Size {
     /// Exact: uses the largest unit that divides.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -216,6 +238,20 @@ mod tests {
         assert_eq!(span("1h"), Ok(Duration::from_secs(3600)));
         for text in ["60", "", "s", "5min", "1.5s", "18446744073709551615h"] {
             assert!(span(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn bounds_of_options_are_part_of_them_and_of_the_error() {
+        let parse = size_within(Size::mib(1), Size::gib(4));
+        assert_eq!((parse("1MiB"), parse("4GiB")), (Ok(Size::mib(1)), Ok(Size::gib(4))));
+        for text in ["0", "1048575", "4294967297"] {
+            assert_eq!(parse(text), Err("it must be from 1MiB to 4GiB".to_owned()), "{text}");
+        }
+        let parse = span_within(Span(Duration::from_secs(1)), Span(Duration::from_secs(3600)));
+        assert_eq!(parse("1h"), Ok(Span(Duration::from_secs(3600))));
+        for text in ["0s", "999ms", "2h"] {
+            assert_eq!(parse(text), Err("it must be from 1s to 1h".to_owned()), "{text}");
         }
     }
 

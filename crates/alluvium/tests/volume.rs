@@ -63,14 +63,18 @@ fn a_volume_keeps_acknowledged_writes_when_its_leader_and_its_exporter_are_kille
     let epoch = list[0]["epoch"].as_u64().unwrap();
     assert!(epoch >= 2, "{list}");
     let socket_text = socket.to_str().unwrap();
+    let attached_at = list[0]["attached_at"].as_str().unwrap().to_owned();
+    let process = format!("(process {})", export.pid().as_raw_nonzero());
+    assert!(attached_at.starts_with(&format!("{socket_text} on host ")), "{attached_at}");
+    assert!(attached_at.ends_with(&process), "{attached_at}");
     let expected = json!([{
         "name": "disk", "id": 1, "bytes": 1 << 30, "regions": 1, "state": "available",
-        "attached_at": socket_text, "epoch": epoch,
+        "attached_at": attached_at, "epoch": epoch,
     }]);
     assert_eq!(list, expected);
     contains(&cluster.ok(&["list"]), &["disk", "1GiB", "available", socket_text]);
     let info = cluster.json(&["info", "disk"]);
-    assert_eq!(info["attached_at"], socket_text);
+    assert_eq!(info["attached_at"], attached_at);
     let text = cluster.ok(&["info", "disk"]);
     contains(&text, &["volume disk: 1GiB", "leader", "follower", "exact", socket_text]);
     let status = cluster.json(&["status"]);
@@ -85,7 +89,8 @@ fn a_volume_keeps_acknowledged_writes_when_its_leader_and_its_exporter_are_kille
     contains(&cluster.ok(&["status"]), &["SERVER", "ok"]);
 
     // A volume that is attached is taken only on request; then the older attachment is fenced.
-    cluster.refused(&["attach", "disk"], &[socket_text, "--take"]);
+    let year = ["since 20", "T", "Z. "];
+    cluster.refused(&["attach", "disk"], &[&[&attached_at[..], "--take"], &year[..]].concat());
     let attached = cluster.json(&["attach", "disk", "--take"]);
     assert_eq!(attached, json!({ "name": "disk", "epoch": epoch + 1 }));
     assert_eq!(nbd.write(at(0), &pattern(255)).unwrap(), SHUTDOWN);
@@ -156,6 +161,9 @@ fn the_loss_of_the_coordination_service_and_of_a_leader_ends_no_attachment() {
     export.wait_for("another one may attach the volume");
     servers[0] = Some(cluster.start(1));
     export.wait_for("has the volume as attached again");
+    if !export.log.contains("coordination is connected again") {
+        export.wait_for("coordination is connected again");
+    }
     cluster.refused(&["delete", "disk"], &["attached"]);
     cluster.refused(&["attach", "disk"], &["attached"]);
     assert_eq!(nbd.write(0, &pattern(4)).unwrap(), 0);
@@ -164,8 +172,27 @@ fn the_loss_of_the_coordination_service_and_of_a_leader_ends_no_attachment() {
     // An export that is fenced reports it without a request.
     cluster.ok(&["attach", "disk", "--take"]);
     export.wait_for("the volume is not attached any more");
-    assert!(export.get("/readyz").0.contains("503"));
+    let (status, reason) = export.get("/readyz");
+    assert!(status.contains("503"), "{status}");
+    contains(&reason, &["not attached any more", "taken over"]);
     assert_eq!(nbd.write(0, &pattern(5)).unwrap(), SHUTDOWN);
+    for line in ["coordination is not connected", "coordination is connected again"] {
+        assert_eq!(export.log.matches(line).count(), 1, "{line}: {}", export.log);
+    }
+    // The other servers have logged the end of server 1 once, too.
+    for server in servers.into_iter().skip(1).rev() {
+        let (_, log) = server.unwrap().stop(Signal::TERM);
+        for line in ["coordination is not connected", "the registry cannot be followed"] {
+            assert!(log.matches(line).count() <= 1, "`{line}`: {log}");
+        }
+        let ended = log.lines().filter(|line| line.contains("server=1")).filter_map(|line| {
+            let is_end = line.contains("the connection to a server has ended");
+            (is_end || line.contains("connected to a server")).then_some(is_end)
+        });
+        let ended: Vec<_> = ended.collect();
+        assert!(ended.contains(&true), "{log}");
+        assert!(ended.windows(2).all(|pair| pair[0] != pair[1]), "{log}");
+    }
 }
 
 #[test]
@@ -174,7 +201,8 @@ fn a_full_store_takes_writes_again_after_blocks_were_discarded() {
     let _servers = [1, 2, 3].map(|server| cluster.start(server));
     cluster.ok(&["create", "disk", "--size", "1GiB"]);
     let socket = cluster.path("nbd.sock");
-    let _export = cluster.export("disk", &socket, &[]);
+    let health = ["--metrics-listen", "127.0.0.1:0"];
+    let mut export = cluster.export("disk", &socket, &health);
     let mut nbd = Nbd::open(&socket);
     let data = pattern(1).repeat(256);
     let mut full = 0;
@@ -188,11 +216,16 @@ fn a_full_store_takes_writes_again_after_blocks_were_discarded() {
         }
     }
     assert!((30..64).contains(&full), "{full} MiB were written to stores of 64 MiB");
+    contains(&export.wait_for("fail for lack of space"), &["writes of volume disk", "slots"]);
+    contains(&export.get("/healthz").1, &["degraded", "no_space"]);
     nbd.trim(0, (full << 20) as usize);
     for at in 0..full {
         let is_written = || nbd.write(at << 20, &data).unwrap() == 0;
         until("the discarded blocks have left the stores", is_written);
     }
+    export.wait_for("writes of volume disk do not fail for lack of space any more");
+    assert_eq!(export.log.matches("fail for lack of space:").count(), 1, "{}", export.log);
+    contains(&export.get("/healthz").1, &["ok"]);
 }
 
 #[test]
@@ -203,9 +236,10 @@ fn an_export_on_a_free_port_registers_that_port() {
     let mut command = alluvium();
     command.args(cluster.words(&["export", "disk", "--listen", "127.0.0.1:0"]));
     let export = Server::start_until(command, EXPORTED);
-    let address = cluster.json(&["info", "disk"])["attached_at"].as_str().unwrap().to_owned();
-    assert!(TcpStream::connect(&address).is_ok(), "{address}");
-    contains(&export.log, &[&address]);
+    let attached_at = cluster.json(&["info", "disk"])["attached_at"].as_str().unwrap().to_owned();
+    let (address, _) = attached_at.split_once(" on host ").unwrap();
+    assert!(TcpStream::connect(address).is_ok(), "{address}");
+    contains(&export.log, &[address]);
 }
 
 #[test]
@@ -219,6 +253,11 @@ fn each_metric_of_servers_and_exports_is_documented() {
     cluster.ok(&["create", "disk", "--size", "1GiB"]);
     let socket = cluster.path("disk.sock");
     let export = cluster.export("disk", &socket, &["--metrics-listen", "127.0.0.1:0"]);
+    let (_, metrics) = export.get("/metrics");
+    for kind in ["read", "write", "zero", "discard", "status"] {
+        let line = format!("alluvium_volume_request_seconds_count{{kind=\"{kind}\"}} 0");
+        assert!(metrics.lines().any(|it| it == line), "{line} is missing: {metrics}");
+    }
     let mut nbd = Nbd::open(&socket);
     for _ in 0..3 {
         assert_eq!(nbd.write(0, &pattern(1)).unwrap(), 0);

@@ -12,18 +12,19 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::gateway::{
-    Attachment, Closed, Failure, GroupError, GroupReplicas, Groups, RegionIndex, Servers, Volume,
-    VolumeConfig,
+    Attachment, Closed, Failure, GroupError, GroupReplicas, Groups, RegionIndex, Servers, Trouble,
+    Volume, VolumeConfig,
 };
 use crate::net::{CallError, ClientConnection, Directory, Features, Local, cluster_id};
 use crate::registry::{
-    AttachRequest, AttachValue, GroupValue, Registry, RegistryError, ServerValue,
+    ATTACH_LEASE, AttachRequest, AttachValue, GroupValue, Registry, RegistryError, ServerValue,
 };
 use crate::request::{Answer, Request, RequestError};
 use crate::types::{AttachEpoch, GroupId, Layer, ServerId, VolumeId, unix_ms};
 
-/// Time for which the registry considers a gateway alive that it does not hear from.
-const ATTACH_LEASE: Duration = Duration::from_secs(5);
+/// Time for the registry to end the lease of an attachment that has failed. It ends by itself
+/// after [`ATTACH_LEASE`].
+const REVOKE: Duration = Duration::from_secs(1);
 /// Pause between two attempts to register an attachment again.
 const REGISTER_AGAIN: Duration = Duration::from_secs(1);
 /// Time after a failed attempt to connect to a server in which no other one is made.
@@ -59,12 +60,14 @@ struct Reached {
 pub struct AttachOptions {
     /// The run of the process.
     pub owner: Uuid,
-    /// Where it serves the volume, for operators.
+    /// Where it serves the volume and what it is, for operators.
     pub address: String,
     /// Take the volume from an owner that is alive.
     pub take: bool,
     /// Settings of the handle.
     pub config: VolumeConfig,
+    /// What requests wait for, from the attachment on.
+    pub trouble: Arc<Trouble>,
 }
 
 /// A volume that this process has attached. Dropping it ends its requests; the registry considers
@@ -86,9 +89,12 @@ pub enum AttachError {
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// A server refuses the attachment.
-    #[error("the attachment is refused: {0}")]
-    Refused(Failure),
+    /// A server refuses the attachment, or too few answer within the I/O timeout.
+    #[error("the volume cannot be attached: {0}")]
+    Failed(Failure),
+    /// It was stopped.
+    #[error("the attachment was stopped")]
+    Stopped,
 }
 
 impl Cluster {
@@ -207,6 +213,7 @@ impl Cluster {
     }
 
     /// Attaches a volume: takes the next epoch in the registry, and has it applied in all groups.
+    /// If that fails, or `stop` completes before, the volume is not registered as attached.
     ///
     /// # Errors
     /// See [`AttachError`].
@@ -214,9 +221,40 @@ impl Cluster {
         self: &Arc<Self>,
         id: VolumeId,
         options: AttachOptions,
+        stop: impl Future<Output = ()>,
     ) -> Result<Attached, AttachError> {
         let service = Arc::clone(&self.service);
-        let lease = KeptLease::grant(service, ATTACH_LEASE).await.map_err(RegistryError::from)?;
+        tokio::pin!(stop);
+        let lease = tokio::select! {
+            lease = KeptLease::grant(service, ATTACH_LEASE) => lease.map_err(RegistryError::from)?,
+            () = &mut stop => return Err(AttachError::Stopped),
+        };
+        let attached = tokio::select! {
+            attached = self.attach_with(id, options, &lease) => attached,
+            () = &mut stop => Err(AttachError::Stopped),
+        };
+        match attached {
+            Ok((volume, value)) => {
+                Ok(Attached { volume, id, value, cluster: Arc::clone(self), lease })
+            }
+            Err(error) => {
+                // A transaction with the lease that is still on its way is refused from now on.
+                if !matches!(tokio::time::timeout(REVOKE, lease.revoke()).await, Ok(Ok(()))) {
+                    tracing::warn!(
+                        "the registry may have the volume as attached for {ATTACH_LEASE:?}"
+                    );
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn attach_with(
+        self: &Arc<Self>,
+        id: VolumeId,
+        options: AttachOptions,
+        lease: &KeptLease,
+    ) -> Result<(Volume, AttachValue), AttachError> {
         let request = AttachRequest {
             owner: options.owner,
             server: None,
@@ -247,9 +285,10 @@ impl Cluster {
         };
         let servers: Arc<dyn Servers> = Arc::clone(self) as Arc<dyn Servers>;
         let of_volume = VolumeGroups { cluster: Arc::clone(self), id, epoch: value.epoch };
-        let handle = Volume::attach(attachment, options.config, servers, Arc::new(of_volume));
-        let volume = handle.await.map_err(AttachError::Refused)?;
-        Ok(Attached { volume, id, value, cluster: Arc::clone(self), lease })
+        let AttachOptions { config, trouble, .. } = options;
+        let handle = Volume::attach(attachment, config, servers, Arc::new(of_volume), trouble);
+        let volume = handle.await.map_err(AttachError::Failed)?;
+        Ok((volume, value))
     }
 }
 

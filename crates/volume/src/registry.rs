@@ -24,7 +24,7 @@ mod tests;
 mod values;
 mod volumes;
 
-pub use attach::{AttachRequest, Owner};
+pub use attach::{ATTACH_LEASE, AttachRequest, Owner};
 pub use placement::place;
 pub use servers::Opening;
 pub use values::{
@@ -80,10 +80,14 @@ pub enum RegistryError {
     #[error("volume {0} is being deleted")]
     Deleting(VolumeId),
     /// Another process has the volume attached, and its lease is fresh.
-    #[error("volume {volume} is attached by {owner}; stop that process, or use --take")]
+    #[error(
+        "volume {name} is attached by {owner}. Stop that process; if it has died, its lease ends \
+         within {} s; or fence it: `alluvium volume attach {name} --take`",
+        ATTACH_LEASE.as_secs()
+    )]
     Attached {
-        /// The volume.
-        volume: VolumeId,
+        /// The name of the volume.
+        name: String,
         /// The owner.
         owner: Owner,
     },

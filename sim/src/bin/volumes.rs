@@ -28,7 +28,7 @@ use alluvium_coordination::keys::Keys;
 use alluvium_coordination::{Coordination, Limits, RedbCoordination, SystemClock};
 use alluvium_device::sim::Random;
 use alluvium_device::{Durability, OpenOptions, SharedDevice};
-use alluvium_volume::gateway::{Volume, VolumeConfig};
+use alluvium_volume::gateway::{Trouble, Volume, VolumeConfig};
 use alluvium_volume::net::NetLimits;
 use alluvium_volume::registry::RegistryError;
 use alluvium_volume::serve::{ServeOptions, Server, Stop};
@@ -215,8 +215,9 @@ async fn attach(cluster: &Arc<Cluster>, load: u64) -> Result<Attached, Error> {
         address: "crash".to_owned(),
         take: true,
         config: VolumeConfig { io_timeout: None, memory_bytes: 16 << 20, seed: load },
+        trouble: Arc::new(Trouble::new(NAME)),
     };
-    Ok(cluster.attach(id, options).await?)
+    Ok(cluster.attach(id, options, std::future::pending()).await?)
 }
 
 struct Writer {

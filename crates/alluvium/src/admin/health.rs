@@ -41,6 +41,8 @@ pub(crate) enum Condition {
     Ok,
     /// The server serves in spite of these faults: label and detail of each.
     Degraded(Vec<(&'static str, String)>),
+    /// Clients are not served, for this reason, which a restart does not resolve.
+    Unready(String),
     /// The server does not serve, for this reason.
     Failed(String),
 }
@@ -118,8 +120,10 @@ impl Health {
     /// The answer of `/readyz`.
     pub(crate) fn ready(&self) -> (StatusCode, String) {
         let unready = |why: String| (StatusCode::SERVICE_UNAVAILABLE, why + "\n");
-        if let Condition::Failed(cause) = self.condition() {
-            return unready(format!("failed: {cause}"));
+        match self.condition() {
+            Condition::Failed(cause) => return unready(format!("failed: {cause}")),
+            Condition::Unready(cause) => return unready(cause),
+            Condition::Ok | Condition::Degraded(_) => {}
         }
         match &*self.phase.lock() {
             Phase::Starting(step) => unready(step.describe(step.began.elapsed())),
@@ -137,6 +141,7 @@ impl Health {
                 let lines = faults.iter().map(|(label, detail)| format!("{label}: {detail}\n"));
                 (StatusCode::OK, format!("degraded\n{}", lines.collect::<String>()))
             }
+            Condition::Unready(cause) => (StatusCode::OK, format!("degraded\nunready: {cause}\n")),
             Condition::Failed(cause) => {
                 (StatusCode::SERVICE_UNAVAILABLE, format!("failed: {cause}\n"))
             }
@@ -227,6 +232,12 @@ mod tests {
         assert_eq!(health.health(), answer(StatusCode::OK, "degraded\none: a\ntwo: b"));
         *condition.lock() = faults();
         assert!(health.is_ready());
+        let unready = || Condition::Unready("no server answers".into());
+        *condition.lock() = unready();
+        assert_eq!(health.ready(), answer(NO, "no server answers"));
+        *condition.lock() = unready();
+        let expected = answer(StatusCode::OK, "degraded\nunready: no server answers");
+        assert_eq!(health.health(), expected);
         let failed = || Condition::Failed("the disk".into());
         *condition.lock() = failed();
         assert_eq!(health.health(), answer(NO, "failed: the disk"));

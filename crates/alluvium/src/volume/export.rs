@@ -1,44 +1,53 @@
 //! `alluvium volume export`: a volume as an NBD disk.
 
 use std::io::{self, ErrorKind};
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::{self, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use alluvium_nbd::{Exports, Listener, Options, Server};
-use alluvium_volume::gateway::VolumeConfig;
+use alluvium_volume::gateway::{Trouble, VolumeConfig};
 use alluvium_volume::registry::RegistryError;
-use alluvium_volume::{AttachOptions, Attached};
-use clap::Args;
+use alluvium_volume::{AttachError, AttachOptions, Attached};
+use clap::{ArgGroup, Args};
 use prometheus_client::registry::Registry;
 use tokio::net::{TcpListener, UnixStream};
 use uuid::Uuid;
 
 use super::disk::VolumeDisk;
 use super::export_metrics::Times;
-use super::{ClusterArgs, check_exposure, export_metrics, serving_runtime};
+use super::{ClusterArgs, attached_by, check_exposure, export_metrics, serving_runtime};
 use crate::address::Address;
-use crate::admin::{Admin, Health};
+use crate::admin::{Admin, Condition, Health};
 use crate::output::Failure;
 use crate::serve::Signals;
-use crate::units::{Size, Span};
+use crate::units::{Size, Span, size_within, span_within};
 use crate::unix_socket;
+
+/// Bounds of the memory for requests. A request has at most 1 MiB.
+const MEMORY: (Size, Size) = (Size::mib(1), Size::gib(4));
+/// Bounds of the I/O timeout. A leader that hangs is replaced within 3 s.
+const IO_TIMEOUT: (Span, Span) =
+    (Span(Duration::from_secs(1)), Span(Duration::from_secs(24 * 3600)));
 
 /// Attach a volume and serve it over NBD, until a signal stops it. If another process takes the
 /// volume, requests fail.
 ///
 /// An answered write is durable on a majority of the servers, so FLUSH and FUA cost nothing. After
-/// a restart of this process clients that reconnect go on without an error.
+/// a restart of this process clients that reconnect go on without an error. At least one of
+/// --socket and --listen is required.
 #[derive(Args, Debug)]
+#[command(group = ArgGroup::new("address").required(true).multiple(true))]
 pub(crate) struct ExportArgs {
     /// Name of the volume. It is also the name of the export, and the default export.
     name: String,
     #[command(flatten)]
     cluster: ClusterArgs,
-    /// Unix socket for NBD clients; an old socket there is replaced.
-    #[arg(long, value_name = "PATH", required_unless_present = "listen")]
+    /// Unix socket for NBD clients. A socket there that no process serves is replaced.
+    #[arg(long, value_name = "PATH", group = "address")]
     socket: Option<PathBuf>,
-    /// TCP address for NBD clients.
-    #[arg(long, value_name = "ADDR:PORT")]
+    /// TCP address for NBD clients; port 0 selects a free one.
+    #[arg(long, value_name = "ADDR:PORT", group = "address")]
     listen: Option<Address>,
     /// Listen beyond loopback. There is no encryption and no authentication: every machine that
     /// reaches the port of --listen can read and write the volume.
@@ -47,11 +56,17 @@ pub(crate) struct ExportArgs {
     /// Take the volume from a process that has it attached and is alive. Its next write fails.
     #[arg(long)]
     take: bool,
-    /// Time after which a request fails. Default: requests wait until a majority answers.
-    #[arg(long, value_name = "TIME")]
+    /// Time after which a request fails, and the attachment at the start: 1s to 24h. Default:
+    /// they wait until a majority answers.
+    #[arg(long, value_name = "TIME", value_parser = span_within(IO_TIMEOUT.0, IO_TIMEOUT.1))]
     io_timeout: Option<Span>,
-    /// Memory for requests that are not answered yet.
-    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    /// Memory for requests that are not answered yet: 1MiB to 4GiB.
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "256MiB",
+        value_parser = size_within(MEMORY.0, MEMORY.1)
+    )]
     memory: Size,
     /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz).
     #[arg(long, value_name = "ADDR:PORT")]
@@ -81,8 +96,13 @@ pub(super) fn run(args: ExportArgs) -> Result<(), Failure> {
 
 async fn export(args: ExportArgs) -> Result<(), Failure> {
     let mut signals = Signals::install()?;
-    let (listeners, addresses) = listen(&args).await?;
+    let Listening { listeners, addresses, socket } = listen(&args).await?;
     let health = Health::new();
+    health.begin("attaching the volume");
+    let trouble = Arc::new(Trouble::new(&args.name));
+    let ended = Arc::new(OnceLock::new());
+    let (of_volume, of_attachment) = (trouble.clone(), ended.clone());
+    health.watch(move || condition(&of_volume, of_attachment.get()));
     let admin = match args.metrics_listen {
         Some(Address(address)) => {
             check_exposure("metrics-listen", address, args.allow_plaintext_network)?;
@@ -91,24 +111,29 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
         None => None,
     };
     let cluster = args.cluster.connect()?;
-    let (id, _) = cluster.registry().volume_by_name(&args.name).await.map_err(Failure::new)?;
+    let registry = cluster.registry();
+    let (id, _) = tokio::select! {
+        found = registry.volume_by_name(&args.name) => found.map_err(Failure::new)?,
+        name = signals.next() => return stopped_early(name),
+    };
     let options = AttachOptions {
         owner: Uuid::new_v4(),
-        address: addresses[0].clone(),
+        address: attached_by(&addresses[0]),
         take: args.take,
         config: VolumeConfig {
             io_timeout: args.io_timeout.map(|Span(time)| time),
             memory_bytes: args.memory.bytes,
             seed: u64::from(std::process::id()),
         },
+        trouble,
     };
-    let attached = tokio::select! {
-        attached = cluster.attach(id, options) => attached.map_err(Failure::new)?,
-        name = signals.next() => {
-            return Err(Failure::Failed(format!("{name} before the volume was attached")));
-        }
+    let mut stopped_by = "";
+    let stop = async { stopped_by = signals.next().await };
+    let attached = match cluster.attach(id, options, stop).await {
+        Ok(attached) => Arc::new(attached),
+        Err(AttachError::Stopped) => return stopped_early(stopped_by),
+        Err(error) => return Err(Failure::new(error)),
     };
-    let attached = Arc::new(attached);
     let times = Arc::new(Times::new());
     let disk = VolumeDisk::new(attached.clone(), times.clone());
     let exports = Arc::new(Exports::default());
@@ -139,16 +164,14 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
     );
     tokio::select! {
         name = signals.next() => tracing::info!("{name}: stopping"),
-        () = keep_registered(&attached, &health) => {}
+        () = keep_registered(&attached, &ended) => {}
     }
     signals.end_on_second();
     health.stopping();
+    // Before the listener closes: after that, the file may be the socket of another process.
+    drop(socket);
     stop.send_replace(true);
     while serving.join_next().await.is_some() {}
-    if let Some(path) = &args.socket {
-        // The next start replaces it anyway.
-        drop(std::fs::remove_file(path));
-    }
     drop(server);
     match Arc::try_unwrap(attached) {
         Ok(attached) => match attached.detach().await {
@@ -168,29 +191,68 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
 
 /// Keeps the volume registered as attached. If that is refused, requests fail from now on, but
 /// clients may read the reason of their errors: the process goes on.
-async fn keep_registered(attached: &Attached, health: &Health) {
+async fn keep_registered(attached: &Attached, ended: &OnceLock<String>) {
     let refused = attached.keep_registered().await;
-    tracing::error!("the volume is not attached any more: {refused}");
-    health.stopping();
+    let text = format!("the volume is not attached any more: {refused}");
+    let text = ended.get_or_init(|| text);
+    tracing::error!("{text}");
     std::future::pending::<()>().await;
 }
 
-/// Opens the socket and the port. Returns at least one listener, and the address of each.
-async fn listen(args: &ExportArgs) -> Result<(Vec<Listener>, Vec<String>), Failure> {
-    let (mut listeners, mut addresses) = (Vec::new(), Vec::new());
+/// Ends a start that a signal has stopped.
+fn stopped_early(name: &str) -> Result<(), Failure> {
+    tracing::info!("{name}: stopped before the volume was attached");
+    Ok(())
+}
+
+/// What probes learn of the volume.
+fn condition(trouble: &Trouble, ended: Option<&String>) -> Condition {
+    match (ended.cloned().or_else(|| trouble.stuck()), trouble.full()) {
+        (Some(reason), _) => Condition::Unready(reason),
+        (None, Some(text)) => Condition::Degraded(vec![("no_space", text)]),
+        (None, None) => Condition::Ok,
+    }
+}
+
+/// The file of a Unix socket, which is removed when it is dropped.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // The next start replaces it anyway.
+        drop(std::fs::remove_file(&self.0));
+    }
+}
+
+/// Where NBD clients are served.
+struct Listening {
+    /// At least one.
+    listeners: Vec<Listener>,
+    /// The address of each.
+    addresses: Vec<String>,
+    socket: Option<SocketFile>,
+}
+
+/// Opens the socket and the port.
+async fn listen(args: &ExportArgs) -> Result<Listening, Failure> {
+    let (mut listeners, mut addresses, mut socket) = (Vec::new(), Vec::new(), None);
     if let Some(path) = &args.socket {
-        let is_served = match UnixStream::connect(path).await {
-            Ok(_) => true,
-            // The queue of connections that are not accepted yet is full.
-            Err(error) => error.kind() == ErrorKind::WouldBlock,
+        let failed = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+        let is_served = match UnixStream::connect(path).await.map_err(|error| error.kind()) {
+            // The second one: the queue of connections that are not accepted yet is full.
+            Ok(_) | Err(ErrorKind::WouldBlock) => true,
+            Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => false,
+            Err(kind) => return Err(failed(kind.into())),
         };
-        let bound = match is_served {
-            true => Err(io::Error::other("the socket is in use")),
-            false => unix_socket::bind(path),
-        };
-        let failed = |error| Failure::Failed(format!("{}: {error}", path.display()));
-        listeners.push(bound.map_err(failed)?.into());
-        addresses.push(path.display().to_string());
+        if is_served {
+            return Err(Failure::Failed(format!(
+                "{}: another process serves this socket; stop it, or use another path",
+                path.display()
+            )));
+        }
+        listeners.push(unix_socket::bind(path).map_err(failed)?.into());
+        socket = Some(SocketFile(path.clone()));
+        addresses.push(path::absolute(path).map_err(failed)?.display().to_string());
     }
     if let Some(Address(address)) = args.listen {
         check_exposure("listen", address, args.allow_plaintext_network)?;
@@ -200,5 +262,5 @@ async fn listen(args: &ExportArgs) -> Result<(Vec<Listener>, Vec<String>), Failu
         addresses.push(listener.local_addr().map_err(failed)?.to_string());
         listeners.push(listener.into());
     }
-    Ok((listeners, addresses))
+    Ok(Listening { listeners, addresses, socket })
 }

@@ -1,8 +1,9 @@
 //! Commands about volumes that end at once: create, list, info, attach, status, delete.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use alluvium_volume::gateway::VolumeConfig;
+use alluvium_volume::gateway::{Trouble, VolumeConfig};
 use alluvium_volume::registry::VolumeState;
 use alluvium_volume::{
     Answer, AttachOptions, Cluster, GroupId, ReplicaState, ReplicaStatus, Request, Role, ServerId,
@@ -12,12 +13,15 @@ use clap::Args;
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::ClusterArgs;
+use super::{ClusterArgs, attached_by};
 use crate::output::{self, Failure, Table};
+use crate::serve::Signals;
 use crate::units::Size;
 
 /// Time for the answer of a server.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time for `volume attach`. A leader that hangs is replaced within 3 s.
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Options of all commands.
 #[derive(Args, Debug)]
@@ -76,7 +80,8 @@ pub(crate) struct StatusArgs {
     common: Common,
 }
 
-/// Delete volumes with all their data.
+/// Delete volumes with all their data. One that is attached is not deleted: `alluvium volume
+/// attach NAME --take` fences the process that has it.
 #[derive(Args, Debug)]
 pub(crate) struct DeleteArgs {
     /// Names of the volumes.
@@ -267,11 +272,16 @@ pub(super) async fn attach(args: AttachArgs) -> Result<(), Failure> {
     let (id, _) = registry.volume_by_name(&args.name).await.map_err(Failure::new)?;
     let options = AttachOptions {
         owner: Uuid::new_v4(),
-        address: "alluvium volume attach".to_owned(),
+        address: attached_by("`alluvium volume attach`"),
         take: args.take,
-        config: VolumeConfig { io_timeout: None, memory_bytes: 1 << 20, seed: 0 },
+        config: VolumeConfig { io_timeout: Some(ATTACH_TIMEOUT), memory_bytes: 1 << 20, seed: 0 },
+        trouble: Arc::new(Trouble::new(&args.name)),
     };
-    let attached = cluster.attach(id, options).await.map_err(Failure::new)?;
+    let mut signals = Signals::install()?;
+    let stop = async {
+        signals.next().await;
+    };
+    let attached = cluster.attach(id, options, stop).await.map_err(Failure::new)?;
     let epoch = attached.value.epoch.0;
     attached.detach().await.map_err(Failure::new)?;
     if args.common.json {

@@ -108,6 +108,14 @@ fn block_on(command: impl Future<Output = Result<(), Failure>>) -> Result<(), Fa
     runtime(None)?.block_on(command)
 }
 
+/// What an attachment is registered with, for people: where the volume is used, and by which
+/// process.
+fn attached_by(place: &str) -> String {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy();
+    format!("{place} on host {host} (process {})", std::process::id())
+}
+
 /// Requires an explicit option to listen beyond the loopback interface, which is the only
 /// protection.
 fn check_exposure(option: &str, address: SocketAddr, allowed: bool) -> Result<(), Failure> {

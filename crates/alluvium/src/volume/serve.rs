@@ -23,11 +23,17 @@ use crate::output::Failure;
 use crate::progress::Meter;
 use crate::serve::Signals;
 use crate::storage;
-use crate::units::Size;
+use crate::units::{Size, size_within};
 
 /// The smallest log that is created: its ring holds twice the window of the log, with some reserve
 /// for headers.
 const MIN_WAL: Size = Size::mib(160);
+
+/// The smallest store that is created. A server keeps 16MiB of it free.
+const MIN_STORE: Size = Size::mib(32);
+
+/// Bounds of each of the budgets of memory.
+const MEMORY: (Size, Size) = (Size::mib(1), Size::tib(1));
 
 /// Serve volumes: one of the servers of a cluster, with a write-ahead log and a store of its own.
 ///
@@ -51,7 +57,7 @@ pub(crate) struct ServeArgs {
     /// Store of the blocks: a raw block device, or a file. Nothing else may use it.
     #[arg(long, value_name = "PATH")]
     store: PathBuf,
-    /// Size of a store that is a new file.
+    /// Size of a store that is a new file; at least 32MiB.
     #[arg(long, value_name = "SIZE", default_value = "10GiB")]
     store_capacity: Size,
     /// Address for other servers and for gateways; port 0 selects a free one.
@@ -67,11 +73,21 @@ pub(crate) struct ServeArgs {
     /// When a write is answered.
     #[arg(long, value_enum, default_value_t = ApplyArg::Deferred)]
     apply: ApplyArg,
-    /// Memory for entries that a slow replica may still need.
-    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
+    /// Memory for entries that a slow replica may still need: 1MiB to 1TiB.
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "128MiB",
+        value_parser = size_within(MEMORY.0, MEMORY.1)
+    )]
     entry_memory: Size,
-    /// Memory for blocks that are not written to the store yet.
-    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    /// Memory for blocks that are not written to the store yet: 1MiB to 1TiB.
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "64MiB",
+        value_parser = size_within(MEMORY.0, MEMORY.1)
+    )]
     overlay_memory: Size,
     /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz).
     /// Default: none.
@@ -136,6 +152,12 @@ pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
         return Err(Failure::Usage(format!(
             "--wal-capacity is {}, but a log needs {MIN_WAL} at least",
             args.wal_capacity,
+        )));
+    }
+    if args.store_capacity < MIN_STORE && !args.store.exists() {
+        return Err(Failure::Usage(format!(
+            "--store-capacity is {}, but a store needs {MIN_STORE} at least",
+            args.store_capacity,
         )));
     }
     let runtime = serving_runtime()?;

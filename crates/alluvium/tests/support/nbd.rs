@@ -5,6 +5,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+/// `NBD_EIO`.
+pub const IO_ERROR: u32 = 5;
 /// `NBD_ENOSPC`.
 pub const NO_SPACE: u32 = 28;
 /// `NBD_ESHUTDOWN`.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::numbers::Numbers;
 use super::types::GroupReplicas;
+use crate::request::RequestError;
 use crate::types::{Index, ServerId};
 
 /// How long reads avoid the gateway's own server after it could not serve one.
@@ -17,8 +18,10 @@ pub(super) enum Region {
     Creating {
         /// Pieces that wait for the group.
         waiting: Vec<u64>,
-        /// How often the registry was not available.
+        /// How often the registry has not created the group.
         failures: u32,
+        /// Why it has not, the last time.
+        error: Option<String>,
         /// When the creation is requested again.
         wake: Option<Duration>,
     },
@@ -31,6 +34,17 @@ impl Region {
     pub(super) fn has_group(&self) -> bool {
         matches!(self, Self::Group(_))
     }
+}
+
+/// What a server has last said instead of serving a request.
+#[derive(Clone, Debug)]
+pub(super) enum Refusal {
+    /// Nothing: there is no connection.
+    NotConnected,
+    /// An error.
+    Error(RequestError),
+    /// An answer that is not valid, or with damaged blocks.
+    BadAnswer,
 }
 
 /// The state of an attachment in a group.
@@ -50,6 +64,8 @@ pub(super) struct Group {
     pub(super) parked: Vec<u64>,
     /// The registry was asked for the group again.
     pub(super) is_read: bool,
+    /// Servers that have not served the last request that they have answered.
+    refusals: Vec<(ServerId, Refusal)>,
     /// Until then, reads go to the leader first.
     avoid_own_until: Duration,
 }
@@ -65,6 +81,7 @@ impl Group {
             attach: None,
             parked: Vec::new(),
             is_read: false,
+            refusals: Vec::new(),
             avoid_own_until: Duration::ZERO,
         }
     }
@@ -82,6 +99,17 @@ impl Group {
 
     fn own_replica(&self, own: Option<ServerId>) -> Option<ServerId> {
         own.filter(|own| self.view.replicas.contains(own))
+    }
+
+    /// Notes whether a server has served a request.
+    pub(super) fn note(&mut self, server: ServerId, refusal: Option<Refusal>) {
+        self.refusals.retain(|(other, _)| *other != server);
+        self.refusals.extend(refusal.map(|refusal| (server, refusal)));
+    }
+
+    /// What a server has last said, if it has not served a request.
+    pub(super) fn refusal(&self, server: ServerId) -> Option<&Refusal> {
+        self.refusals.iter().find(|(other, _)| *other == server).map(|(_, refusal)| refusal)
     }
 
     /// Records that a server is not the leader.

@@ -20,6 +20,8 @@ pub(super) struct Piece {
     pub(super) kind: Kind,
     pub(super) region: RegionIndex,
     pub(super) work: Work,
+    /// When it was made.
+    pub(super) begun: Duration,
     /// The copies that may still be answered, at most one per server.
     pub(super) copies: Vec<Copy>,
     /// The number of the next copy.
@@ -63,6 +65,20 @@ pub(super) enum Kind {
     Status,
 }
 
+impl Kind {
+    /// A request of this kind, as messages name it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Attach => "the attachment",
+            Self::Write => "a write",
+            Self::Zero => "zeroing",
+            Self::Discard => "a discard",
+            Self::Read => "a read",
+            Self::Status => "a status query",
+        }
+    }
+}
+
 /// A copy of the request at a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copy {
@@ -96,12 +112,19 @@ pub(super) enum Verdict {
 }
 
 impl Piece {
-    pub(super) fn new(owner: Option<UserId>, kind: Kind, region: RegionIndex, work: Work) -> Self {
+    pub(super) fn new(
+        owner: Option<UserId>,
+        kind: Kind,
+        region: RegionIndex,
+        work: Work,
+        begun: Duration,
+    ) -> Self {
         Self {
             owner,
             kind,
             region,
             work,
+            begun,
             copies: Vec::new(),
             next_attempt: 0,
             failures: 0,

@@ -5,6 +5,7 @@
 //! input; [`Session::wakes_at`] is when [`Session::advance`] is needed if no input arrives before.
 
 mod pieces;
+mod stuck;
 mod users;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -23,6 +24,7 @@ use super::types::{
 };
 use crate::request::{Answer, RequestError};
 use crate::rules::{Broken, Rule};
+use stuck::Observed;
 use users::User;
 
 /// The lowest delay between retries, which doubles up to [`GREATEST_DELAY`].
@@ -44,13 +46,15 @@ pub struct Session {
     locks: RangeLocks,
     users: HashMap<UserId, User>,
     last_user: u64,
-    pieces: HashMap<u64, Piece>,
+    /// Requests to servers, in the order in which they were made.
+    pieces: BTreeMap<u64, Piece>,
     last_piece: u64,
     /// When something is due: for each piece, region and user at most one time.
     wakes: BTreeSet<(Duration, Timer)>,
     /// Requests that hold their lock and may have something to send or to report.
     runnable: VecDeque<UserId>,
     outputs: VecDeque<Output>,
+    observed: Observed,
 }
 
 #[derive(Debug)]
@@ -69,6 +73,8 @@ enum Timer {
     Region(RegionIndex),
     /// A request has taken longer than the I/O timeout.
     User(UserId),
+    /// The attachment has taken longer than the I/O timeout.
+    Attaching,
 }
 
 impl Session {
@@ -93,14 +99,17 @@ impl Session {
             locks: RangeLocks::default(),
             users: HashMap::new(),
             last_user: 0,
-            pieces: HashMap::new(),
+            pieces: BTreeMap::new(),
             last_piece: 0,
             wakes: BTreeSet::new(),
             runnable: VecDeque::new(),
             outputs: VecDeque::new(),
+            observed: Observed::default(),
         };
-        if groups.is_empty() {
-            session.serve();
+        match session.io_timeout {
+            _ if groups.is_empty() => session.serve(),
+            Some(timeout) => drop(session.wakes.insert((timeout, Timer::Attaching))),
+            None => {}
         }
         for (region, view) in groups {
             session.regions.insert(region, Region::Group(Box::new(Group::new(view))));
@@ -116,7 +125,8 @@ impl Session {
 
     /// The time at which [`Session::advance`] is to be called.
     pub fn wakes_at(&self) -> Option<Duration> {
-        self.wakes.first().map(|(at, _)| *at)
+        let due = self.wakes.first().map(|(at, _)| *at);
+        due.into_iter().chain(self.observed.due).min()
     }
 
     /// Does what is due at the time.
@@ -127,12 +137,14 @@ impl Session {
         {
             self.wakes.pop_first();
             match timer {
+                Timer::Attaching => self.end(Failure::TimedOut(self.oldest_wait())),
                 Timer::Piece(piece) => self.piece_due(piece),
                 Timer::Region(region) => self.request_group(region),
                 Timer::User(user) => self.time_out(user),
             }
         }
         self.run_users();
+        self.observe();
     }
 
     /// Takes the outcome of a sending.
@@ -175,10 +187,11 @@ impl Session {
                 waiting.into_iter().for_each(|piece| self.start(piece));
             }
             (
-                Err(GroupError::Unavailable(_)),
-                Some(Region::Creating { failures, wake: wake @ None, .. }),
+                Err(GroupError::Unavailable(text)),
+                Some(Region::Creating { failures, error, wake: wake @ None, .. }),
             ) => {
                 *failures += 1;
+                *error = Some(text);
                 let at = self.now + back_off(*failures, &mut self.random);
                 *wake = Some(at);
                 self.wakes.insert((at, Timer::Region(region)));
@@ -194,6 +207,7 @@ impl Session {
             return;
         }
         self.phase = Phase::Ended(failure.clone());
+        self.observed = Observed::default();
         self.pieces.clear();
         self.regions.clear();
         self.wakes.clear();
@@ -219,6 +233,9 @@ impl Session {
 
     fn serve(&mut self) {
         self.phase = Phase::Serving;
+        if let Some(timeout) = self.io_timeout {
+            self.wakes.remove(&(timeout, Timer::Attaching));
+        }
         self.outputs.push_back(Output::Attached);
     }
 
@@ -256,7 +273,8 @@ impl Session {
             _ => return,
         }
         self.last_piece = id;
-        self.pieces.insert(id, Piece::new(None, Kind::Attach, region, Work::Attach));
+        self.pieces.insert(id, Piece::new(None, Kind::Attach, region, Work::Attach, self.now));
+        self.observe_later();
         match after_failures {
             None => self.start(id),
             Some(failures) => {

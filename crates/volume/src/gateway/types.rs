@@ -160,6 +160,11 @@ pub enum Output {
         /// Its result.
         result: Result<Done, Failure>,
     },
+    /// Requests are stuck, for the reason in the text, which changes as they wait; or none is stuck
+    /// any more.
+    Stuck(Option<String>),
+    /// A server refuses writes for lack of space, with the text; or none has done so for a while.
+    Full(Option<String>),
     /// The attachment has ended. All requests are completed.
     Ended(Failure),
 }
@@ -197,8 +202,8 @@ pub enum Failure {
     #[error("the volume is detached")]
     Detached,
     /// A write may still take effect, until a later one of the same blocks is answered.
-    #[error("no replica has answered in time; check the volume's servers")]
-    TimedOut,
+    #[error("no answer in time: {0}")]
+    TimedOut(String),
     /// A replica would have too few free slots.
     #[error("the volume's servers have no space left ({0}); add space or discard blocks")]
     NoSpace(String),

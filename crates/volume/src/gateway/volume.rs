@@ -11,11 +11,12 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::counters::Counters;
 use super::map::RegionIndex;
 use super::session::Session;
+use super::trouble::Trouble;
 use super::types::{
     Attachment, Closed, Done, Extent, Failure, GroupError, GroupReplicas, Output, SessionConfig,
     UserId, UserRequest,
@@ -72,6 +73,7 @@ pub struct Volume {
     memory: Arc<Semaphore>,
     memory_blocks: u32,
     size_bytes: u64,
+    io_timeout: Option<Duration>,
     counters: Arc<Counters>,
     timer: AbortHandle,
 }
@@ -80,6 +82,7 @@ struct Shared {
     state: Mutex<State>,
     servers: Arc<dyn Servers>,
     groups: Arc<dyn Groups>,
+    trouble: Arc<Trouble>,
     runtime: Handle,
     /// The time of the session is a duration since then.
     origin: Instant,
@@ -103,10 +106,11 @@ impl std::fmt::Debug for Shared {
 
 impl Volume {
     /// Attaches a volume: returns when all its groups know the attachment. The epoch is in the
-    /// registry already.
+    /// registry already. What requests wait for is reported to `trouble`.
     ///
     /// # Errors
-    /// A newer attachment exists, the volume is deleted, or a server refuses the attachment.
+    /// A newer attachment exists, the volume is deleted, a server refuses the attachment, or the
+    /// I/O timeout has passed.
     ///
     /// # Panics
     /// It is called outside of a tokio runtime.
@@ -115,6 +119,7 @@ impl Volume {
         config: VolumeConfig,
         servers: Arc<dyn Servers>,
         groups: Arc<dyn Groups>,
+        trouble: Arc<Trouble>,
     ) -> Result<Self, Failure> {
         let (sender, attached) = oneshot::channel();
         let size_bytes = attachment.size_bytes;
@@ -135,6 +140,7 @@ impl Volume {
             state: Mutex::new(state),
             servers,
             groups,
+            trouble,
             runtime: Handle::current(),
             origin: Instant::now(),
             timer: Arc::default(),
@@ -142,7 +148,9 @@ impl Volume {
         let timer = run_timer(Arc::downgrade(&shared), shared.timer.clone());
         let timer = tokio::spawn(timer).abort_handle();
         let memory = Arc::new(Semaphore::new(memory_blocks as usize));
-        let volume = Self { shared, memory, memory_blocks, size_bytes, counters, timer };
+        let io_timeout = config.io_timeout;
+        let volume =
+            Self { shared, memory, memory_blocks, size_bytes, io_timeout, counters, timer };
         volume.shared.input(|_, _| {});
         attached.await.unwrap_or(Err(Failure::Detached))?;
         Ok(volume)
@@ -228,7 +236,13 @@ impl Volume {
 
     async fn run(&self, request: UserRequest) -> Result<Done, Failure> {
         let permits = self.permits(&request);
-        let permit = self.memory.clone().acquire_many_owned(permits).await;
+        let permit = self.memory.clone().acquire_many_owned(permits);
+        let permit = match self.io_timeout {
+            None => permit.await,
+            Some(limit) => timeout(limit, permit).await.map_err(|_| {
+                Failure::TimedOut("earlier requests occupy the memory for requests".to_owned())
+            })?,
+        };
         let permit = permit.expect("the semaphore is never closed");
         let (sender, result) = oneshot::channel();
         let completion = Box::new(move |result| {
@@ -317,7 +331,10 @@ impl Shared {
                         let _ = attached.send(Ok(()));
                     }
                 }
+                Output::Stuck(reason) => self.trouble.set_stuck(reason),
+                Output::Full(reason) => self.trouble.set_full(reason),
                 Output::Ended(failure) => {
+                    self.trouble.clear();
                     if let Some(attached) = state.attached.take() {
                         let _ = attached.send(Err(failure));
                     }

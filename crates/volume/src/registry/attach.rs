@@ -1,6 +1,7 @@
 //! Attachments.
 
 use std::fmt;
+use std::time::{Duration, SystemTime};
 
 use alluvium_coordination::{Change, LeaseId, Transaction};
 use uuid::Uuid;
@@ -9,28 +10,37 @@ use super::values::AttachLeaseValue;
 use super::{AttachValue, MAX_ATTEMPTS, Registry, RegistryError, Result, encode, unchanged};
 use crate::{AttachEpoch, ServerId, VolumeId};
 
+/// Time for which the registry considers a gateway alive that it does not hear from.
+pub const ATTACH_LEASE: Duration = Duration::from_secs(5);
+
 /// The owner of an attachment, for messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The run of its process.
-    pub owner: Uuid,
-    /// Its address.
+    /// Where it serves the volume and what it is.
     pub address: String,
     /// When it has attached the volume, in ms since 1970-01-01 UTC.
     pub since_ms: u64,
 }
 
+/// The first second of the year 10000, in ms since 1970-01-01 UTC.
+const END_OF_DATES_MS: u64 = 253_402_300_800_000;
+
 impl Owner {
     pub(super) fn of(attach: &AttachValue) -> Self {
-        let AttachValue { owner, address, since_ms, .. } = attach;
-        Self { owner: *owner, address: address.clone(), since_ms: *since_ms }
+        Self { address: attach.address.clone(), since_ms: attach.since_ms }
     }
 }
 
 impl fmt::Display for Owner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { owner, address, since_ms } = self;
-        write!(f, "process {owner} at {address} since {since_ms} ms")
+        let Self { address, since_ms } = self;
+        write!(f, "{address} since ")?;
+        // A time that is out of bounds is not one of this program.
+        let since = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(*since_ms));
+        match since.filter(|_| *since_ms < END_OF_DATES_MS) {
+            Some(since) => humantime::format_rfc3339_seconds(since).fmt(f),
+            None => write!(f, "{since_ms} ms"),
+        }
     }
 }
 
@@ -41,7 +51,7 @@ pub struct AttachRequest {
     pub owner: Uuid,
     /// Its server, if it is one.
     pub server: Option<ServerId>,
-    /// Where it serves the volume.
+    /// Where it serves the volume and what it is.
     pub address: String,
     /// The time, in ms since 1970-01-01 UTC.
     pub now_ms: u64,
@@ -74,7 +84,7 @@ impl Registry<'_> {
                 && !request.take
             {
                 let owner = Owner::of(&last.value);
-                return Err(RegistryError::Attached { volume: id, owner });
+                return Err(RegistryError::Attached { name: volume.value.name, owner });
             }
             let last_epoch = last.as_ref().map_or(AttachEpoch(0), |last| last.value.epoch);
             let epoch = self.next_epoch(last_epoch).await?;
@@ -172,5 +182,19 @@ impl Registry<'_> {
             }
         }
         Err(RegistryError::Contended(key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_shown_with_its_place_and_a_date() {
+        let shown = |since_ms| Owner { address: "nbd.sock".into(), since_ms }.to_string();
+        assert_eq!(shown(1_795_822_690_123), "nbd.sock since 2026-11-27T23:38:10Z");
+        assert_eq!(shown(END_OF_DATES_MS - 1), "nbd.sock since 9999-12-31T23:59:59Z");
+        assert_eq!(shown(END_OF_DATES_MS), "nbd.sock since 253402300800000 ms");
+        assert_eq!(shown(u64::MAX), "nbd.sock since 18446744073709551615 ms");
     }
 }

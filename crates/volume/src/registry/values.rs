@@ -132,7 +132,7 @@ pub struct AttachValue {
     pub owner: Uuid,
     /// The server with that process, if it is one.
     pub server: Option<ServerId>,
-    /// Where that process serves the volume, for operators.
+    /// Where that process serves the volume and what it is, for operators.
     pub address: String,
     /// When it was attached, in ms since 1970-01-01 UTC, for operators.
     pub since_ms: u64,

@@ -145,7 +145,7 @@ impl Registry<'_> {
             let attach = self.read::<AttachValue>(&attach_key).await?;
             if let (Some(attach), Some(_)) = (&attach, self.service.get(&lease_key).await?) {
                 let owner = super::Owner::of(&attach.value);
-                return Err(RegistryError::Attached { volume: id, owner });
+                return Err(RegistryError::Attached { name: value.name, owner });
             }
             guards.push(unchanged(&attach_key, attach.as_ref()));
             guards.push(Guard::Absent(lease_key));

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::{Phase, Session, Timer, back_off};
-use crate::gateway::group::{Group, Region};
+use crate::gateway::group::{Group, Refusal, Region};
 use crate::gateway::map::RegionIndex;
 use crate::gateway::piece::{Copy, Kind, Piece, Verdict, Wake, Work};
 use crate::gateway::types::{Closed, Failure, Output, ReadPart, SendId, UserId};
@@ -29,6 +29,16 @@ const BUSY_DELAY: (Duration, Duration) = (Duration::from_millis(10), Duration::f
 /// The delay before a group without replicas is used again.
 const NO_REPLICA_DELAY: Duration = Duration::from_secs(1);
 
+/// Why a server has not served a request, if it has not.
+fn refusal(outcome: &Result<Result<Verdict, RequestError>, Closed>) -> Option<Refusal> {
+    match outcome {
+        Ok(Ok(Verdict::Applied(_) | Verdict::Blocks(..))) => None,
+        Ok(Ok(Verdict::Damaged | Verdict::Invalid)) => Some(Refusal::BadAnswer),
+        Ok(Err(error)) => Some(Refusal::Error(error.clone())),
+        Err(Closed) => Some(Refusal::NotConnected),
+    }
+}
+
 impl Session {
     /// Sends a new piece, or queues it for what it needs: the group, its `Attach`, a number.
     pub(super) fn start(&mut self, id: u64) {
@@ -38,7 +48,8 @@ impl Session {
             Some(Region::Group(group)) => group,
             Some(Region::Creating { waiting, .. }) => return waiting.push(id),
             None => {
-                let creating = Region::Creating { waiting: vec![id], failures: 0, wake: None };
+                let waiting = vec![id];
+                let creating = Region::Creating { waiting, failures: 0, error: None, wake: None };
                 self.regions.insert(region, creating);
                 return self.request_group(region);
             }
@@ -249,6 +260,10 @@ impl Session {
         let at = piece.copies.iter().position(|copy| copy.attempt == attempt);
         let server = at.map(|at| piece.copies[at].server);
         let outcome = outcome.map(|outcome| outcome.map(|answer| piece.judge(answer, epoch)));
+        let region = piece.region;
+        if let Some((server, group)) = server.zip(self.group(region)) {
+            group.note(server, refusal(&outcome));
+        }
         match outcome {
             Ok(Ok(Verdict::Applied(index))) => return self.applied(id, server, index),
             Ok(Ok(Verdict::Blocks(index, part))) => return self.blocks_read(id, index, part),
@@ -321,7 +336,10 @@ impl Session {
         match error.code {
             ErrorCode::Fenced => self.end(Failure::Fenced),
             ErrorCode::Dropped => self.end(Failure::Dropped),
-            ErrorCode::NoSpace => self.fail(id, Failure::NoSpace(error.text)),
+            ErrorCode::NoSpace => {
+                self.no_space(&error.text);
+                self.fail(id, Failure::NoSpace(error.text));
+            }
             ErrorCode::BadRequest | ErrorCode::Unsupported => {
                 self.fail(id, Failure::Refused { code: error.code, text: error.text });
             }

@@ -284,7 +284,8 @@ impl Session {
     fn add_piece(&mut self, user: UserId, kind: Kind, region: RegionIndex, work: Work) {
         self.last_piece += 1;
         let id = self.last_piece;
-        self.pieces.insert(id, Piece::new(Some(user), kind, region, work));
+        self.pieces.insert(id, Piece::new(Some(user), kind, region, work, self.now));
+        self.observe_later();
         if let Some(user) = self.users.get_mut(&user) {
             user.pieces.push(id);
         }
@@ -310,9 +311,15 @@ impl Session {
 
     /// Reports a request that has taken longer than the I/O timeout.
     pub(super) fn time_out(&mut self, id: UserId) {
+        let Some(user) = self.users.get(&id) else { return };
+        let wait = match user.pieces.first() {
+            Some(piece) => self.wait_of(*piece),
+            None => self.oldest_wait(),
+        };
+        self.timed_out(&wait);
         let Some(user) = self.users.get_mut(&id) else { return };
         user.deadline = None;
-        user.failure = Some(Failure::TimedOut);
+        user.failure = Some(Failure::TimedOut(wait));
         for piece in std::mem::take(&mut user.pieces) {
             if let Some(piece) = self.take_piece(piece) {
                 self.piece_failed(id, &piece);

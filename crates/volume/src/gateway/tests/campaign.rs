@@ -142,6 +142,7 @@ impl World {
         while let Some(output) = self.session.next_output() {
             match output {
                 Output::Attached => self.is_attached = true,
+                Output::Stuck(_) | Output::Full(_) => {}
                 Output::CreateGroup { region } | Output::ReadGroup { region, .. } => {
                     self.registry.push(region);
                 }

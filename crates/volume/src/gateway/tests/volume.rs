@@ -19,7 +19,7 @@ use crate::gateway::map::BLOCK;
 use crate::gateway::types::SendId;
 use crate::gateway::{
     Attachment, Closed, Completion, Done, Extent, Failure, GroupError, GroupReplicas, Groups,
-    REGION_BLOCKS, RegionIndex, Servers, UserRequest, Volume, VolumeConfig,
+    REGION_BLOCKS, RegionIndex, Servers, Trouble, UserRequest, Volume, VolumeConfig,
 };
 use crate::op::{BLOCK_BYTES, Op};
 use crate::request::{Answer, BlockState, ErrorCode, Request, RequestError};
@@ -37,6 +37,7 @@ struct Memory {
     state: Mutex<State>,
     /// A permit lets one request through.
     gate: Semaphore,
+    trouble: Arc<Trouble>,
 }
 
 struct State {
@@ -52,7 +53,8 @@ impl Memory {
     fn new(seed: u64, faults: f64) -> Arc<Self> {
         let (random, clusters) = (Random::new(seed), BTreeMap::new());
         let state = State { random, faults, clusters, origin: 0, requests: 0 };
-        Arc::new(Self { state: Mutex::new(state), gate: Semaphore::new(1 << 20) })
+        let (state, gate) = (Mutex::new(state), Semaphore::new(1 << 20));
+        Arc::new(Self { state, gate, trouble: Arc::new(Trouble::new("disk")) })
     }
 
     /// Lets no request through.
@@ -76,7 +78,8 @@ impl Memory {
             gateway: Some(ServerId(2)),
             groups,
         };
-        Volume::attach(attachment, config, self.clone(), self.clone()).await
+        let trouble = self.trouble.clone();
+        Volume::attach(attachment, config, self.clone(), self.clone(), trouble).await
     }
 }
 
@@ -359,13 +362,41 @@ fn a_request_without_an_answer_fails_after_the_io_timeout() {
         volume.write(BASE, vec![1; BLOCK_BYTES].into()).await.unwrap();
         memory.close_gate();
         let begin = tokio::time::Instant::now();
-        assert_eq!(volume.read(BASE, 1).await, Err(Failure::TimedOut));
-        assert_eq!(volume.write(BASE, vec![2; 4].into()).await, Err(Failure::TimedOut));
+        let read = volume.read(BASE, 1).await;
+        assert!(matches!(read, Err(Failure::TimedOut(_))), "{read:?}");
+        let write = volume.write(BASE, vec![2; 4].into()).await;
+        assert!(matches!(write, Err(Failure::TimedOut(_))), "{write:?}");
         let elapsed = begin.elapsed();
         assert!((10.0..10.1).contains(&elapsed.as_secs_f64()), "{elapsed:?}");
         memory.open_gate();
         assert!(volume.read(BASE, 1).await.is_ok());
         assert!(volume.counters().read.copies.get() > 0);
+    });
+}
+
+#[test]
+fn a_request_that_waits_for_memory_fails_after_the_io_timeout() {
+    run(async {
+        let memory = Memory::new(1, 0.0);
+        let timeout = Some(Duration::from_secs(5));
+        let small = VolumeConfig { io_timeout: timeout, memory_bytes: BLOCK, ..config() };
+        let volume = Arc::new(memory.attach(1, small).await.unwrap());
+        volume.write(BASE, vec![1; BLOCK_BYTES].into()).await.unwrap();
+        memory.close_gate();
+        let begin = tokio::time::Instant::now();
+        let writes = (0..20).map(|block| {
+            let write = spawn_write(&volume, BASE + block % 8 * BLOCK, vec![2; BLOCK_BYTES]);
+            async { (write.await.unwrap(), begin.elapsed()) }
+        });
+        for (result, elapsed) in futures::future::join_all(writes).await {
+            assert!(matches!(result, Err(Failure::TimedOut(_))), "{result:?}");
+            assert!(elapsed < Duration::from_millis(10_100), "{elapsed:?}");
+        }
+        assert!(memory.trouble.stuck().is_some());
+        memory.open_gate();
+        volume.write(BASE, vec![3; BLOCK_BYTES].into()).await.unwrap();
+        sleep(Duration::from_secs(12)).await;
+        assert_eq!(memory.trouble.stuck(), None);
     });
 }
 
