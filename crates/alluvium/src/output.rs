@@ -75,30 +75,13 @@ pub(crate) fn refuse(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// Uses the text of the cause, except that sizes, which the cause has in bytes, get units.
 impl From<alluvium_device::OpenError> for Failure {
     fn from(error: alluvium_device::OpenError) -> Self {
-        use alluvium_device::OpenError as E;
-        let size = |bytes| Size { bytes };
-        match error {
-            E::NoSpace { path, wanted_bytes } => Self::Failed(format!(
-                "{}: no space for a file of {}",
-                path.display(),
-                size(wanted_bytes)
-            )),
-            E::TooSmall { path, wanted_bytes, actual_bytes } => Self::Failed(format!(
-                "{}: {} requested, but it has {}",
-                path.display(),
-                size(wanted_bytes),
-                size(actual_bytes)
-            )),
-            other => Self::new(other),
-        }
+        Self::new(error)
     }
 }
 
-/// Uses the text of the cause, except that sizes, which the cause has in bytes, get units, and with
-/// an explanation where the meaning is not obvious.
+/// Uses the text of the cause, with an explanation where the meaning is not obvious.
 impl From<alluvium_wal::OpenError> for Failure {
     fn from(error: alluvium_wal::OpenError) -> Self {
         use alluvium_wal::OpenError as E;

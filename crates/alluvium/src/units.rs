@@ -6,6 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use alluvium_device::ByteSize;
 use serde::de::{Deserialize, Deserializer, Visitor};
 
 /// A number of bytes: `4096`, `64KiB`, `512MiB`, `2GiB`, `1TiB`.
@@ -19,8 +20,6 @@ pub(crate) struct Size {
 pub(crate) struct Span(pub(crate) Duration);
 
 /// Units by falling size, so that printing takes the first that divides.
-const SIZE_UNITS: [(&str, u64); 5] =
-    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 const SPAN_UNITS_MS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 impl Size {
@@ -65,7 +64,7 @@ impl FromStr for Size {
     fn from_str(text: &str) -> Result<Self, String> {
         let (number, unit) = number_and_unit(text.trim())?;
         let unit = if unit.is_empty() { "B" } else { unit };
-        let Some((_, factor)) = SIZE_UNITS.iter().find(|(name, _)| *name == unit) else {
+        let Some((_, factor)) = ByteSize::UNITS.iter().find(|(name, _)| *name == unit) else {
             return Err(format!(
                 "`{unit}` is not a unit of size; write B, KiB, MiB, GiB or TiB, as in 512MiB"
             ));
@@ -115,11 +114,7 @@ pub(crate) fn span_within(
 impl fmt::Display for Size {
     /// Exact: uses the largest unit that divides.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, factor) = SIZE_UNITS
-            .iter()
-            .find(|(_, factor)| self.bytes >= *factor && self.bytes.is_multiple_of(*factor))
-            .unwrap_or(&("B", 1));
-        write!(f, "{}{unit}", self.bytes / factor)
+        ByteSize(self.bytes).fmt(f)
     }
 }
 
@@ -137,7 +132,7 @@ impl fmt::Display for Span {
 
 /// Formats bytes with one decimal: `1.9 GiB`. Not exact, and not parsed again.
 pub(crate) fn about(bytes: u64) -> String {
-    match SIZE_UNITS.iter().find(|(_, factor)| bytes >= *factor) {
+    match ByteSize::UNITS.iter().find(|(_, factor)| bytes >= *factor) {
         Some((unit, factor)) if *factor > 1 => {
             format!("{:.1} {unit}", bytes as f64 / *factor as f64)
         }

@@ -335,5 +335,5 @@ fn a_directory_is_not_a_target() {
     drop(File::create(directory.path().join("empty")).unwrap());
     let empty = directory.path().join("empty");
     let said = refused(1, &["wal", "format", empty.to_str().unwrap()]);
-    contains(&said, &["length of 0 bytes"]);
+    contains(&said, &["length of 0B"]);
 }

@@ -235,7 +235,7 @@ fn a_size_beyond_the_limit_of_the_process_is_refused() {
         command.args(["-c", "ulimit -f 20481 && exec \"$0\" \"$@\"", binary]).args(arguments);
         let output = command.output().unwrap();
         assert_eq!(output.status.code(), Some(1), "{:?}: {}", output.status, stderr(&output));
-        contains(&stderr(&output), &["16777216 bytes", "limited to 10486272 bytes", "ulimit -f"]);
+        contains(&stderr(&output), &["cannot have 16MiB", "limited to 10486272B", "ulimit -f"]);
     };
     limited(&["wal", "resize", target.arg(), "--capacity", "16MiB"]);
     assert_eq!(target.len(), 8 << 20);

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use crate::ByteSize;
+
 /// A failed request. Cheap to clone: a latched device returns the same cause for every request.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{operation} of {len_bytes} bytes at {at} on {device}: {source}")]
@@ -117,7 +119,11 @@ pub enum OpenError {
     #[error("{0}: permission denied")]
     Permission(PathBuf),
     /// The device is smaller than required.
-    #[error("{path}: {wanted_bytes} bytes wanted, the device has {actual_bytes}")]
+    #[error(
+        "{path}: {} requested, but it has {}",
+        ByteSize(*wanted_bytes),
+        ByteSize(*actual_bytes)
+    )]
     TooSmall {
         /// Target.
         path: PathBuf,
@@ -127,7 +133,7 @@ pub enum OpenError {
         actual_bytes: u64,
     },
     /// The file system has no space for the new file. Nothing of it is left behind.
-    #[error("{path}: no space for a file of {wanted_bytes} bytes")]
+    #[error("{path}: no space for a file of {}", ByteSize(*wanted_bytes))]
     NoSpace {
         /// Target.
         path: PathBuf,

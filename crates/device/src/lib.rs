@@ -17,6 +17,7 @@
 
 mod arena;
 mod buffer;
+mod byte_size;
 mod claim;
 #[cfg(test)]
 mod conformance;
@@ -41,6 +42,7 @@ mod target;
 
 pub use arena::{Arena, GRANULE_BYTES, Reservation};
 pub use buffer::{AlignedBuf, PAGE_BYTES, SharedBuf};
+pub use byte_size::ByteSize;
 pub use copy::copy_in_steps;
 pub use error::{DeviceError, OpenError, ReserveError};
 pub use file_bytes::FileBytes;

@@ -21,9 +21,10 @@ use rustix::io::Errno;
 use rustix::process::Resource;
 
 use crate::buffer::PAGE_BYTES;
+use crate::byte_size::PAGE;
 use crate::claim::Claim;
 use crate::options::{Access, OpenOptions, Progress};
-use crate::{AlignedBuf, OpenError};
+use crate::{AlignedBuf, ByteSize, OpenError};
 
 /// Bytes per write while a file is pre-written.
 const PREWRITE_BYTES: usize = 4 * 1024 * 1024;
@@ -119,8 +120,10 @@ fn measure_block_device(
     let logical_block_bytes = rustix::fs::ioctl_blksszget(&fd)
         .map_err(|errno| error(path, "reading its logical block size", errno))?;
     if logical_block_bytes as usize > PAGE_BYTES {
-        let reason =
-            format!("its logical block of {logical_block_bytes} bytes is larger than {PAGE_BYTES}");
+        let reason = format!(
+            "its logical block of {} is larger than {PAGE}",
+            ByteSize(logical_block_bytes.into())
+        );
         return Err(unsuitable(path, reason));
     }
     let bytes = block_device_bytes(&fd).map_err(|errno| error(path, "reading its size", errno))?;
@@ -212,8 +215,9 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
     let capacity_bytes = stat.stx_size;
     if capacity_bytes == 0 || !capacity_bytes.is_multiple_of(PAGE_BYTES as u64) {
         let reason = format!(
-            "its length of {capacity_bytes} bytes is not a positive multiple of {PAGE_BYTES}: \
-             restore it if it was truncated, or remove it if it was never used"
+            "its length of {} is not a positive multiple of {PAGE}: restore it if it was \
+             truncated, or remove it if it was never used",
+            ByteSize(capacity_bytes)
         );
         return Err(unsuitable(path, reason));
     }
@@ -221,8 +225,8 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
     let alignment = stat.stx_dio_offset_align.max(stat.stx_dio_mem_align);
     if known && alignment as usize > PAGE_BYTES {
         let reason = format!(
-            "its file system requires Direct I/O in units of {alignment} bytes, more than \
-             {PAGE_BYTES}"
+            "its file system requires Direct I/O in units of {}, more than {PAGE}",
+            ByteSize(alignment.into())
         );
         return Err(unsuitable(path, reason));
     }
@@ -259,7 +263,7 @@ fn measure_file(path: &Path, fd: OwnedFd, claim: Option<Arc<Claim>>) -> Result<T
 /// attempt overwrites. The lock on `path.creating` serialises concurrent creators.
 fn create(path: &Path, bytes: u64, options: &OpenOptions) -> Result<Claim, OpenError> {
     if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
-        let reason = format!("cannot have {bytes} bytes: not a positive multiple of {PAGE_BYTES}");
+        let reason = format!("cannot have {}: not a positive multiple of {PAGE}", ByteSize(bytes));
         return Err(unsuitable(path, reason));
     }
     if !directory(path).is_dir() {
@@ -384,8 +388,9 @@ fn prewrite(
         && range.end > limit
     {
         let reason = format!(
-            "cannot have {} bytes: a file is limited to {limit} bytes (ulimit -f)",
-            range.end
+            "cannot have {}: a file is limited to {} (ulimit -f)",
+            ByteSize(range.end),
+            ByteSize(limit)
         );
         return Err(unsuitable(path, reason));
     }

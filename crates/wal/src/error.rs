@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use alluvium_device::{DeviceError, ReserveError};
+use alluvium_device::{ByteSize, DeviceError, ReserveError};
 
 use crate::LogOffset;
 
@@ -100,7 +100,9 @@ pub enum OpenError {
     },
     /// The WAL states, or was given, a capacity larger than the device.
     #[error(
-        "{device}: a capacity of {wanted_bytes} bytes exceeds the {device_bytes} of the device"
+        "{device}: a capacity of {} exceeds the {} of the device",
+        ByteSize(*wanted_bytes),
+        ByteSize(*device_bytes)
     )]
     LargerThanDevice {
         /// Name of the device.
@@ -204,7 +206,11 @@ impl WalError {
 #[non_exhaustive]
 pub enum ResizeError {
     /// The device has to be enlarged first.
-    #[error("a capacity of {capacity_bytes} bytes exceeds the {device_bytes} of the device")]
+    #[error(
+        "a capacity of {} exceeds the {} of the device",
+        ByteSize(*capacity_bytes),
+        ByteSize(*device_bytes)
+    )]
     LargerThanDevice {
         /// Requested capacity.
         capacity_bytes: u64,
@@ -212,7 +218,7 @@ pub enum ResizeError {
         device_bytes: u64,
     },
     /// The capacity is invalid for any log, or with these options.
-    #[error("a capacity of {capacity_bytes} bytes is refused: {reason}")]
+    #[error("a capacity of {} is refused: {reason}", ByteSize(*capacity_bytes))]
     Refused {
         /// Requested capacity.
         capacity_bytes: u64,

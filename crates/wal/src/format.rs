@@ -1,6 +1,6 @@
 //! Formatting of a WAL.
 
-use alluvium_device::{AlignedBuf, Device, DeviceError, DeviceOffset};
+use alluvium_device::{AlignedBuf, ByteSize, Device, DeviceError, DeviceOffset};
 use uuid::Uuid;
 
 use crate::layout::{
@@ -27,12 +27,16 @@ pub(crate) fn format(
     }
     if !capacity_bytes.is_multiple_of(PAGE) {
         return Err(OpenError::InvalidOption(format!(
-            "a capacity of {capacity_bytes} bytes is not a multiple of {PAGE}"
+            "a capacity of {} is not a multiple of {}",
+            ByteSize(capacity_bytes),
+            ByteSize(PAGE)
         )));
     }
     if capacity_bytes < MIN_CAPACITY_BYTES {
         return Err(OpenError::InvalidOption(format!(
-            "a capacity of {capacity_bytes} bytes is less than the smallest of {MIN_CAPACITY_BYTES}"
+            "a capacity of {} is less than the smallest of {}",
+            ByteSize(capacity_bytes),
+            ByteSize(MIN_CAPACITY_BYTES)
         )));
     }
     let ring_bytes = capacity_bytes - DATA_START;

@@ -541,10 +541,7 @@ fn format_refuses_to_destroy_other_data() {
         &FormatOptions { capacity_bytes: Some(1 << 30), ..FormatOptions::default() },
     );
     let message = small.unwrap_err().to_string();
-    assert!(
-        message.contains("1073741824") && message.contains(&(DATA_START + (1 << 20)).to_string()),
-        "{message}"
-    );
+    assert!(message.contains("1GiB exceeds the 1088KiB of the device"), "{message}");
     let empty = common::disk(1 << 20);
     assert!(matches!(Wal::inspect(&empty.device()), Err(OpenError::NotFormatted { .. })));
 }
@@ -556,7 +553,7 @@ fn a_wal_that_is_larger_than_its_device_is_refused() {
     let image = large.image();
     let cut = SimDisk::from_image(&image[..1 << 20], SimOptions::default());
     let message = Wal::inspect(&cut.device()).unwrap_err().to_string();
-    assert!(message.contains(&image.len().to_string()) && message.contains("1048576"), "{message}");
+    assert!(message.contains("2112KiB exceeds the 1MiB of the device"), "{message}");
 }
 
 /// A crash at each write of a forced format leaves the old WAL, none, or the new one; never a

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::buffer::Pool;
+use crate::byte_size::PAGE;
 use crate::claim::Claim;
 use crate::error::Reserved;
 use crate::options::Progress;
@@ -30,8 +31,8 @@ use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{Mutex, OnceLock};
 use crate::target;
 use crate::{
-    AlignedBuf, Completion, Device, DeviceError, DeviceOffset, Geometry, OpenError, PAGE_BYTES,
-    Request, ReserveError, SharedBuf,
+    AlignedBuf, ByteSize, Completion, Device, DeviceError, DeviceOffset, Geometry, OpenError,
+    PAGE_BYTES, Request, ReserveError, SharedBuf,
 };
 
 /// Consecutive `EAGAIN` results of a transfer, without any progress, before that becomes its error.
@@ -201,7 +202,7 @@ impl Core {
         };
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES as u64) {
             let reason =
-                format!("cannot have {bytes} bytes: not a positive multiple of {PAGE_BYTES}");
+                format!("cannot have {}: not a positive multiple of {PAGE}", ByteSize(bytes));
             return Err(unsuitable(reason));
         }
         let _one_at_a_time = self.resizing.lock();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use alluvium_coordination::keys::NumberKind;
 use alluvium_coordination::{Change, Event, Guard, Revision, Transaction, retry};
+use alluvium_device::ByteSize;
 use uuid::Uuid;
 
 use super::{
@@ -67,8 +68,8 @@ impl Registry<'_> {
     ) -> Result<Planned> {
         if u64::from(region) * REGION_BYTES >= volume.value.bytes {
             return Err(RegistryError::Invalid(format!(
-                "volume {id} has {} bytes and no region {region}",
-                volume.value.bytes
+                "volume {id} has {} and no region {region}",
+                ByteSize(volume.value.bytes)
             )));
         }
         let loads = self.loads().await?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use alluvium_device::DeviceError;
+use alluvium_device::{ByteSize, DeviceError};
 use alluvium_wal::LogOffset;
 
 use super::layout::LayoutError;
@@ -61,8 +61,9 @@ pub enum StoreError {
     NotAStore,
     /// The device is smaller than the store.
     #[error(
-        "the store uses {capacity_bytes} bytes, and the device has {device_bytes}; attach the \
-         device that the store was made on"
+        "the store uses {}, and the device has {}; attach the device that the store was made on",
+        ByteSize(*capacity_bytes),
+        ByteSize(*device_bytes)
     )]
     LargerThanDevice {
         /// Bytes that the store uses.

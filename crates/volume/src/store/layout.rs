@@ -1,5 +1,6 @@
 //! Sizes and positions of the areas of a store. `docs/format/volume-store.md`, section 2.
 
+use alluvium_device::ByteSize;
 use alluvium_wal::DeviceOffset;
 
 use crate::op::BLOCK_BYTES;
@@ -43,7 +44,7 @@ pub struct Layout {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// A size is not a multiple of 1 MiB.
-    #[error("the {field} of {bytes} bytes is not a multiple of 1 MiB")]
+    #[error("the {field} of {} is not a multiple of 1MiB", ByteSize(*bytes))]
     Unaligned {
         /// Which size.
         field: &'static str,
@@ -51,13 +52,25 @@ pub enum LayoutError {
         bytes: u64,
     },
     /// The capacity is below the least one.
-    #[error("the capacity of {0} bytes is below the smallest of {MIN_CAPACITY_BYTES}")]
+    #[error(
+        "the capacity of {} is below the smallest of {}",
+        ByteSize(*.0),
+        ByteSize(MIN_CAPACITY_BYTES)
+    )]
     TooSmall(u64),
     /// The store could grow beyond the bound of the format.
-    #[error("the maximum capacity of {0} bytes is above the largest of {MAX_CAPACITY_BYTES}")]
+    #[error(
+        "the maximum capacity of {} is above the largest of {}",
+        ByteSize(*.0),
+        ByteSize(MAX_CAPACITY_BYTES)
+    )]
     TooLarge(u64),
     /// The store is already larger than it can grow to.
-    #[error("the capacity of {capacity_bytes} bytes is above the maximum of {max_capacity_bytes}")]
+    #[error(
+        "the capacity of {} is above the maximum of {}",
+        ByteSize(*capacity_bytes),
+        ByteSize(*max_capacity_bytes)
+    )]
     AboveMaximum {
         /// The capacity.
         capacity_bytes: u64,
@@ -66,8 +79,10 @@ pub enum LayoutError {
     },
     /// The sectors for the maximum capacity leave no space for data.
     #[error(
-        "a capacity of {capacity_bytes} bytes has no space for data: a maximum of \
-         {max_capacity_bytes} bytes takes at least {least_bytes}"
+        "a capacity of {} has no space for data: a maximum of {} takes at least {}",
+        ByteSize(*capacity_bytes),
+        ByteSize(*max_capacity_bytes),
+        ByteSize(*least_bytes)
     )]
     NoSlots {
         /// The capacity.
