@@ -166,6 +166,27 @@ async fn a_server_is_registered_once_and_an_old_or_second_opening_is_refused() {
 }
 
 #[tokio::test]
+async fn the_name_of_a_new_volume_starts_with_a_letter_or_a_digit() {
+    let (service, keys) = (memory(0), keys());
+    let registry = Registry::new(&service, &keys);
+    let longest = "a".repeat(128);
+    for name in ["a", "0", "A.b_c-d", "a..", &longest] {
+        registry.create_volume(name, 4096).await.unwrap();
+    }
+    let longer = "a".repeat(129);
+    for name in ["", ".", "..", "-y", "_a", "a/b", "a b", "é", &longer] {
+        let refused = registry.create_volume(name, 4096).await.unwrap_err();
+        let RegistryError::Invalid(text) = &refused else { panic!("{name}: {refused}") };
+        assert!(text.contains(&format!("{name:?} is not a name for a volume")), "{text}");
+    }
+    // Earlier versions have accepted these: they can be looked up.
+    for name in [".", "..", "-y", "_a"] {
+        let unknown = registry.volume_by_name(name).await.unwrap_err();
+        assert_eq!(unknown, RegistryError::UnknownVolume(name.to_owned()));
+    }
+}
+
+#[tokio::test]
 async fn a_volume_has_its_name_alone_and_its_number_for_ever() {
     let (service, keys) = (memory(0), keys());
     let registry = Registry::new(&service, &keys);

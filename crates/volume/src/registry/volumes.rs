@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use alluvium_coordination::keys::NumberKind;
+use alluvium_coordination::keys::{MAX_NAME_BYTES, NumberKind};
 use alluvium_coordination::{Change, Guard, Transaction};
+use alluvium_device::ByteSize;
 use uuid::Uuid;
 
 use super::{
@@ -19,6 +20,21 @@ pub const MAX_VOLUME_BYTES: u64 = 64 << 40;
 /// Groups that a transaction deletes. It also changes the volume.
 const DELETED_AT_ONCE: usize = 100;
 
+/// Checks the name of a new volume. Earlier versions have accepted all that is valid in a key, so
+/// other operations do not check more than that.
+fn check_new_name(name: &str) -> Result<()> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    let starts = name.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric());
+    match starts && name.len() <= MAX_NAME_BYTES && name.bytes().all(allowed) {
+        true => Ok(()),
+        false => Err(RegistryError::Invalid(format!(
+            "{name:?} is not a name for a volume: a name starts with a letter or a digit, \
+             continues with letters, digits, '.', '_' and '-', all of ASCII, and has at most \
+             {MAX_NAME_BYTES} characters"
+        ))),
+    }
+}
+
 impl Registry<'_> {
     /// Creates a volume with this name and size, and returns its id. It has no groups: they are
     /// created when their region is written first.
@@ -33,10 +49,13 @@ impl Registry<'_> {
         let block = BLOCK_BYTES as u64;
         if bytes == 0 || bytes > MAX_VOLUME_BYTES || !bytes.is_multiple_of(block) {
             return Err(RegistryError::Invalid(format!(
-                "a volume of {bytes} bytes was asked for; a size is a multiple of {block} and at \
-                 most {MAX_VOLUME_BYTES}"
+                "a volume cannot have {}: a size is a multiple of {}, and at most {}",
+                ByteSize(bytes),
+                ByteSize(block),
+                ByteSize(MAX_VOLUME_BYTES)
             )));
         }
+        check_new_name(name)?;
         let creation = Uuid::new_v4();
         let name_key = self.keys.name(name)?;
         for _ in 0..MAX_ATTEMPTS {
