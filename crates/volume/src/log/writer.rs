@@ -128,6 +128,12 @@ impl LogWriter {
         &self.wal
     }
 
+    /// The log alone. Nothing was promised of the records that
+    /// wait for space.
+    pub(crate) fn into_wal(self) -> Wal {
+        self.wal
+    }
+
     /// Adds an item behind all others.
     pub(crate) fn push(&mut self, item: Item) {
         self.queued_bytes += item.record.as_ref().map_or(0, Encoded::len);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use alluvium_wal::{Durable, LogOffset};
+use alluvium_wal::{Durable, LogOffset, Wal};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -95,7 +95,7 @@ struct Streams {
 }
 
 impl Driver {
-    /// Runs the shard until it fails, or [`Event::Stop`] arrives.
+    /// Runs the shard until it fails, or [`Event::Stop`] arrives. Then the log is closed.
     pub(super) async fn run(mut self) -> Result<(), ShardFailure> {
         let mut streams = Streams::default();
         let mut inputs = VecDeque::new();
@@ -109,7 +109,7 @@ impl Driver {
             self.dispatch(&mut streams, &mut out);
             self.show(&mut is_stalled);
             if is_stopping {
-                return Ok(());
+                return close(self.shard.into_wal()).await;
             }
             let awaited = self.shard.awaits_log();
             if durable.as_ref().map(|(offset, _)| *offset) != awaited {
@@ -332,6 +332,15 @@ impl Driver {
         view.is_checkpointing = self.shard.is_checkpointing();
         view.log = self.shard.wal().stats();
         view.store = self.shard.store_counters();
+    }
+}
+
+/// Closes the log: what was appended becomes durable, and the next opening knows where it ends.
+async fn close(wal: Wal) -> Result<(), ShardFailure> {
+    let closing = tokio::task::spawn_blocking(move || wal.close());
+    match closing.await {
+        Ok(closed) => closed.map_err(ShardFailure::Log),
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 

@@ -488,6 +488,12 @@ impl Shard {
         self.log.wal()
     }
 
+    /// Ends the shard, and returns the log, which may be closed. The store needs no end of its own:
+    /// the next opening treats it as after a crash.
+    pub fn into_wal(self) -> alluvium_wal::Wal {
+        self.log.into_wal()
+    }
+
     /// Whether the replica is exact and has nothing left to apply, to install or to write.
     #[cfg(feature = "simulation")]
     pub fn is_settled(&self, group: GroupId) -> bool {
