@@ -191,7 +191,7 @@ async fn start(
                 limits: NetLimits::default(),
                 advertised: listener.local_addr()?.to_string(),
             };
-            let server = Server::open(options, service, keys, |_, _, _| {}).await?;
+            let server = Server::open(options, service, keys, |_| Arc::new(|_, _| {})).await?;
             drop(opened.send(server.stop_handle()));
             Ok(server.run(listener).await?)
         });

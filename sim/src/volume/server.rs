@@ -223,7 +223,7 @@ impl Server {
             wake: Arc::new(|| {}),
         };
         let mut wait = || panic!("the disk completes requests at once during an opening");
-        let opened = Shard::open(opening, &mut wait, &mut |_, _, _| {});
+        let opened = Shard::open(opening, &mut wait, &mut |_| Arc::new(|_, _| {}));
         let Recovered { shard, notices, report, applied } = match opened {
             Ok(recovered) => recovered,
             Err(_) if self.is_damaged => {

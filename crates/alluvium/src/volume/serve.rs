@@ -7,9 +7,9 @@ use std::sync::Arc;
 use alluvium_coordination::{
     Coordination, Host, HostOptions, Limits, RedbCoordination, SystemClock,
 };
-use alluvium_device::{OpenOptions, SharedDevice};
+use alluvium_device::{Geometry, OpenOptions, SharedDevice};
 use alluvium_volume::net::NetLimits;
-use alluvium_volume::serve::{RECORD_BYTES, ServeError, ServeOptions, Server};
+use alluvium_volume::serve::{RECORD_BYTES, ServeError, ServeOptions, Server, check_devices};
 use alluvium_volume::shard::Apply;
 use clap::{Args, ValueEnum};
 use prometheus_client::registry::Registry;
@@ -23,23 +23,28 @@ use crate::output::Failure;
 use crate::progress::Meter;
 use crate::serve::Signals;
 use crate::storage;
-use crate::units::{Size, size_within};
+use crate::units::Size;
 
-/// The smallest log that is created: its ring holds twice the window of the log, with some reserve
+/// The two devices, for messages.
+const LOG: &str = "write-ahead log";
+const STORE: &str = "store";
+
+/// Bounds of a log. The ring of the smallest holds twice the window of the log, with some reserve
 /// for headers.
-const MIN_WAL: Size = Size::mib(160);
+const LOG_BOUNDS: [Size; 2] = [Size::mib(160), Size::tib(16)];
 
-/// The smallest store that is created. A server keeps 16MiB of it free.
-const MIN_STORE: Size = Size::mib(32);
+/// Bounds of a store. The smallest has 248 slots, of which 64 are kept free.
+const STORE_BOUNDS: [Size; 2] = [Size::mib(64), Size::tib(16)];
 
-/// Bounds of each of the budgets of memory.
-const MEMORY: (Size, Size) = (Size::mib(1), Size::tib(1));
+/// Bounds of --entry-memory and --overlay-memory. An op has up to 1 MiB of blocks.
+const MEMORY_BOUNDS: [Size; 2] = [Size::mib(1), Size::tib(1)];
 
 /// Serve volumes: one of the servers of a cluster, with a write-ahead log and a store of its own.
 ///
 /// A new server formats its two devices, if they are empty, and registers itself. A volume needs
 /// at least three servers. One of them hosts the coordination service (--coordination-file). Exit
-/// codes: 0 stopped; 1 failed; 2 wrong usage; 3 the log or the store failed while serving.
+/// codes: 0 stopped; 1 failed; 2 wrong usage; 3 the log or the store failed while serving. While
+/// the coordination service cannot be reached, a start waits for it, and a running server goes on.
 #[derive(Args, Debug)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -48,16 +53,17 @@ pub(crate) struct ServeArgs {
     /// created if it does not exist. Exactly one server of a cluster does.
     #[arg(long, value_name = "FILE")]
     coordination_file: Option<PathBuf>,
-    /// Write-ahead log: a raw block device, or a file. Nothing else may use it.
+    /// Write-ahead log: a raw block device, or a file, of at least 160MiB. Nothing else may use it.
     #[arg(long, value_name = "PATH")]
     wal: PathBuf,
-    /// Size of a write-ahead log that is a new file; at least 160MiB.
+    /// Size of a write-ahead log that is a new file: 160MiB to 16TiB, a multiple of 4KiB.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     wal_capacity: Size,
-    /// Store of the blocks: a raw block device, or a file. Nothing else may use it.
+    /// Store of the blocks: a raw block device, or a file, of at least 64MiB; of a larger one than
+    /// 16TiB the rest is not used. Nothing else may use it.
     #[arg(long, value_name = "PATH")]
     store: PathBuf,
-    /// Size of a store that is a new file; at least 32MiB.
+    /// Size of a store that is a new file: 64MiB to 16TiB, a multiple of 4KiB.
     #[arg(long, value_name = "SIZE", default_value = "10GiB")]
     store_capacity: Size,
     /// Address for other servers and for gateways; port 0 selects a free one.
@@ -74,20 +80,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value_t = ApplyArg::Deferred)]
     apply: ApplyArg,
     /// Memory for entries that a slow replica may still need: 1MiB to 1TiB.
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "128MiB",
-        value_parser = size_within(MEMORY.0, MEMORY.1)
-    )]
+    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
     entry_memory: Size,
-    /// Memory for blocks that are not written to the store yet: 1MiB to 1TiB.
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "64MiB",
-        value_parser = size_within(MEMORY.0, MEMORY.1)
-    )]
+    /// Memory for blocks that are not written to the store yet: 1MiB to 1TiB. While it is full, ops
+    /// wait.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     overlay_memory: Size,
     /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz).
     /// Default: none.
@@ -120,6 +117,24 @@ impl ServeArgs {
         address.map(parse).transpose().map_err(invalid)
     }
 
+    /// Checks the sizes against their bounds.
+    fn check_sizes(&self) -> Result<(), Failure> {
+        let sizes = [
+            ("wal-capacity", self.wal_capacity, LOG_BOUNDS),
+            ("store-capacity", self.store_capacity, STORE_BOUNDS),
+            ("entry-memory", self.entry_memory, MEMORY_BOUNDS),
+            ("overlay-memory", self.overlay_memory, MEMORY_BOUNDS),
+        ];
+        for (option, size, [least, most]) in sizes {
+            if size < least || size > most {
+                return Err(Failure::Usage(format!(
+                    "--{option} is {size}; it must be at least {least} and at most {most}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Checks that the ports are protected, or were opened to the network on request, and that
     /// others can connect.
     fn check_addresses(&self, hosted_at: Option<SocketAddr>) -> Result<(), Failure> {
@@ -148,36 +163,56 @@ pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
     crate::open_files::raise_limit();
     let hosted_at = args.hosted_at()?;
     args.check_addresses(hosted_at)?;
-    if args.wal_capacity < MIN_WAL && !args.wal.exists() {
-        return Err(Failure::Usage(format!(
-            "--wal-capacity is {}, but a log needs {MIN_WAL} at least",
-            args.wal_capacity,
-        )));
-    }
-    if args.store_capacity < MIN_STORE && !args.store.exists() {
-        return Err(Failure::Usage(format!(
-            "--store-capacity is {}, but a store needs {MIN_STORE} at least",
-            args.store_capacity,
-        )));
-    }
+    args.check_sizes()?;
     let runtime = serving_runtime()?;
     let health = Health::new();
     let admin = match args.metrics_listen {
         Some(Address(listen)) => Some(runtime.block_on(Admin::start(listen, health.clone()))?),
         None => None,
     };
-    let open = |path: &Path, capacity: Size, writing, what| -> Result<SharedDevice, Failure> {
-        let create_bytes = (!path.exists()).then_some(capacity.bytes);
-        let options = OpenOptions { create_bytes, io_depth: 32, ..OpenOptions::default() };
-        let device = storage::open_device(path, &options, writing, &health)?;
-        tracing::info!("{what}: {}", storage::describe(device.geometry()));
-        Ok(device)
-    };
-    let log = open(&args.wal, args.wal_capacity, "writing the log", "write-ahead log")?;
-    let store = open(&args.store, args.store_capacity, "writing the store", "store")?;
+    let [log, store] = open_devices(&args, &health)?;
     let served = runtime.block_on(serve(args, hosted_at, log, store, admin, &health));
     runtime.shutdown_background();
     served
+}
+
+/// Opens log and store. One that does not exist is created, unless the other one was in use.
+fn open_devices(args: &ServeArgs, health: &Arc<Health>) -> Result<[SharedDevice; 2], Failure> {
+    let open = |path: &Path, create: Option<Size>, writing, what| -> Result<_, Failure> {
+        let create_bytes = create.map(|capacity| capacity.bytes);
+        let options = OpenOptions { create_bytes, io_depth: 32, ..OpenOptions::default() };
+        let device = storage::open_device(path, &options, writing, health)?;
+        tracing::info!("{what}: {}", storage::describe(device.geometry()));
+        Ok(device)
+    };
+    let [log, store] = [&args.wal, &args.store].map(|path| path.exists().then_some(path));
+    let log = log.map(|path| open(path, None, "opening the log", LOG)).transpose()?;
+    let store = store.map(|path| open(path, None, "opening the store", STORE)).transpose()?;
+    let (wal_path, store_path) = (args.wal.display(), args.store.display());
+    let [is_new_log, is_new_store] =
+        check_devices(log.as_ref(), store.as_ref()).map_err(|error| {
+            Failure::Failed(format!("--wal {wal_path} --store {store_path}: {error}"))
+        })?;
+    let log = match log {
+        Some(log) => log,
+        None => open(&args.wal, Some(args.wal_capacity), "writing the log", LOG)?,
+    };
+    let store = match store {
+        Some(store) => store,
+        None => open(&args.store, Some(args.store_capacity), "writing the store", STORE)?,
+    };
+    for (device, is_new, what, [least, _]) in
+        [(&log, is_new_log, LOG, LOG_BOUNDS), (&store, is_new_store, STORE, STORE_BOUNDS)]
+    {
+        let Geometry { name, capacity_bytes, .. } = device.geometry();
+        let size = Size { bytes: *capacity_bytes };
+        if is_new && size < least {
+            return Err(Failure::Failed(format!(
+                "{name} has {size}, and a {what} needs at least {least}"
+            )));
+        }
+    }
+    Ok([log, store])
 }
 
 async fn serve(
@@ -214,13 +249,52 @@ async fn serve(
             None => address.to_string(),
         },
     };
-    let meter = Meter::new("reading the store");
-    let shown = health.progress("recovering the replicas", meter.callback());
-    let progress = move |_: &'static str, done, all| shown(done, all);
+    let shown = health.clone();
+    let mut meter = None;
+    let step = move |what| {
+        let meter = meter.insert(Meter::new(what));
+        shown.progress(what, meter.callback())
+    };
     let keys = args.cluster.keys()?;
-    let server = Server::open(options, service, keys, progress).await.map_err(Failure::new)?;
-    drop(meter);
-    if let Some(admin) = &admin {
+    let opened = tokio::select! {
+        opened = Server::open(options, service, keys, step) => Some(opened.map_err(Failure::new)?),
+        name = signals.next() => {
+            tracing::info!("{name}: stopping before the server is ready");
+            health.stopping();
+            None
+        }
+    };
+    let ended = match opened {
+        Some(server) => {
+            run_server(server, (listener, address), admin.as_ref(), signals, health).await
+        }
+        None => Ok(()),
+    };
+    if let Some(host) = host {
+        host.shutdown().await;
+    }
+    if let Some(admin) = admin {
+        admin.shutdown().await;
+    }
+    match ended {
+        Ok(()) => {
+            tracing::info!("stopped");
+            Ok(())
+        }
+        Err(error @ ServeError::Failed(_)) => Err(Failure::WalFailed(error.to_string())),
+        Err(error) => Err(Failure::new(error)),
+    }
+}
+
+/// Serves until a signal stops it, or the log or the store fails.
+async fn run_server(
+    server: Server,
+    (listener, address): (TcpListener, SocketAddr),
+    admin: Option<&Admin>,
+    mut signals: Signals,
+    health: &Arc<Health>,
+) -> Result<(), ServeError> {
+    if let Some(admin) = admin {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(VolumeCollector::new(server.view())));
         admin.publish(registry);
@@ -236,21 +310,7 @@ async fn serve(
         signals.end_on_second();
         stop.stop();
     });
-    let ended = server.run(listener).await;
-    if let Some(host) = host {
-        host.shutdown().await;
-    }
-    if let Some(admin) = admin {
-        admin.shutdown().await;
-    }
-    match ended {
-        Ok(()) => {
-            tracing::info!("stopped");
-            Ok(())
-        }
-        Err(error @ ServeError::Failed(_)) => Err(Failure::WalFailed(error.to_string())),
-        Err(error) => Err(Failure::new(error)),
-    }
+    server.run(listener).await
 }
 
 /// The coordination service: hosted by this process, or that of another one.

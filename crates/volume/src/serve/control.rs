@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
 use alluvium_coordination::keys::Keys;
 use alluvium_coordination::{Coordination, Revision};
@@ -13,13 +12,11 @@ use uuid::Uuid;
 
 use super::driver::Events;
 use super::opening::{own_groups, own_peer, view_of};
+use super::outage::{Outage, RETRY};
 use crate::net::{Directory, Net};
 use crate::registry::{GroupValue, Registry, RegistryError, Stored};
 use crate::shard::{Input, Notice};
 use crate::types::{GroupId, ServerId};
-
-/// The pause after a failure of the registry.
-const RETRY: Duration = Duration::from_secs(1);
 
 /// The task that follows the registry.
 pub(super) struct Control {
@@ -36,31 +33,27 @@ pub(super) struct Control {
     pub(super) unrecorded: Option<Notice>,
     /// The groups with a replica here, as the shard knows them.
     pub(super) groups: BTreeMap<GroupId, Stored<GroupValue>>,
+    pub(super) outage: Outage,
 }
 
 impl Control {
     /// Follows the registry until it is aborted. While the registry is away, the server goes on
     /// with what it knows.
     pub(super) async fn run(mut self) {
-        // An outage is logged once, with its first reason.
-        let mut is_away = false;
         loop {
-            if let Err(error) = self.follow(&mut is_away).await
-                && !std::mem::replace(&mut is_away, true)
-            {
-                tracing::warn!(%error, "the registry cannot be followed; it is tried again");
+            if let Err(error) = self.follow().await {
+                let effect = "the registry cannot be followed; serving goes on without changes";
+                self.outage.failed(effect, &error);
             }
             tokio::time::sleep(RETRY).await;
         }
     }
 
-    async fn follow(&mut self, is_away: &mut bool) -> Result<(), RegistryError> {
+    async fn follow(&mut self) -> Result<(), RegistryError> {
         let service = Arc::clone(&self.service);
         let after = self.read_groups().await?;
         self.read_servers().await?;
-        if std::mem::take(is_away) {
-            tracing::info!("the registry is followed again");
-        }
+        self.outage.over();
         let mut changes = service.watch(self.keys.root(), after);
         loop {
             if let Some(notice) = &self.unrecorded {

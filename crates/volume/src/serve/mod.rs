@@ -3,11 +3,13 @@
 //! - `opening.rs`: from two devices and the registry to an open server
 //! - `driver.rs`: the task around the shard
 //! - `translate.rs`: between the frames of the protocol and the messages of the shard
+//! - `outage.rs`: times without the coordination service
 //! - `control.rs`: what the registry states, and what it is to record
 
 mod control;
 mod driver;
 mod opening;
+mod outage;
 mod translate;
 
 use std::collections::HashMap;
@@ -17,17 +19,18 @@ use std::time::Instant;
 use alluvium_coordination::Coordination;
 use alluvium_coordination::keys::Keys;
 use alluvium_device::SharedDevice;
-use alluvium_wal::Options;
+use alluvium_wal::{Options, Progress};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
-pub use self::opening::ServeError;
+pub use self::opening::{ServeError, check_devices};
 
 use self::control::Control;
 use self::driver::{Driver, Event, Events};
+use self::outage::Outage;
 use crate::net::{
     Directory, Features, Host, Identity, Local, Net, NetEvent, NetLimits, ServerRecord,
 };
@@ -102,7 +105,7 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// Ends the connections, and then [`Server::run`].
+    /// Ends the connections, closes the log, and then ends [`Server::run`].
     pub fn stop(&self) {
         self.net.stop();
         self.events.push(Event::Stop);
@@ -140,8 +143,8 @@ impl Host for Sink {
 
 impl Server {
     /// Opens a server: formats devices that are empty, registers the server if it is new, recovers
-    /// its log and store, and records the opening. `progress` is called with what is done, and how
-    /// much of how much.
+    /// its log and store, and records the opening. Waits for the coordination service without end.
+    /// `step` is called as [`Steps`](crate::shard::Steps) says.
     ///
     /// # Errors
     /// See [`ServeError`]. Nothing is served.
@@ -149,7 +152,7 @@ impl Server {
         options: ServeOptions,
         service: Arc<dyn Coordination>,
         keys: Arc<Keys>,
-        progress: impl FnMut(&'static str, u64, u64) + Send + 'static,
+        step: impl FnMut(&'static str) -> Progress + Send + 'static,
     ) -> Result<Self, ServeError> {
         let incarnation = Uuid::new_v4();
         let events = Arc::new(Events::default());
@@ -160,7 +163,7 @@ impl Server {
             &keys,
             incarnation,
             Arc::clone(&events),
-            Box::new(progress),
+            Box::new(step),
         )
         .await?;
         let id = opened.id;
@@ -200,6 +203,7 @@ impl Server {
             notices: received,
             unrecorded: None,
             groups: opened.groups,
+            outage: Outage::default(),
         };
         let driver = Driver {
             shard: opened.shard,

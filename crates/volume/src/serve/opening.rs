@@ -6,18 +6,20 @@ use std::time::{Duration, Instant};
 
 use alluvium_coordination::keys::Keys;
 use alluvium_coordination::{Coordination, Revision};
-use alluvium_wal::{FormatOptions, Options, Wal};
+use alluvium_device::SharedDevice;
+use alluvium_wal::{FormatOptions, HeaderInfo, Options, Progress, Wal};
 use parking_lot::{Condvar, Mutex};
 use uuid::Uuid;
 
 use super::ServeOptions;
 use super::driver::Events;
+use super::outage::until_answered;
 use crate::group::GroupView;
 use crate::net::{Features, ServerRecord};
 use crate::registry::{GroupValue, Registry, RegistryError, Stored};
 use crate::shard::{Notice, OpenError, Opening, Recovered, Shard, ShardFailure, ShardOptions};
 use crate::state::VolumeState;
-use crate::store::{Owner, Store, StoreError};
+use crate::store::{Owner, Store, StoreError, Superblock};
 use crate::types::{GroupId, PeerId, ServerId, unix_ms};
 use crate::window::Window;
 
@@ -33,6 +35,26 @@ pub enum ServeError {
     /// The store cannot be read or formatted.
     #[error("the store: {0}")]
     Store(#[from] StoreError),
+    /// The log was in use, and the store is new.
+    #[error(
+        "the store is blank, but write-ahead log {wal} has been in use, and its records count on \
+         what the store had: attach the store of this log"
+    )]
+    StoreBlank {
+        /// The id of the log.
+        wal: Uuid,
+    },
+    /// The store was in use, and the log is new.
+    #[error(
+        "the write-ahead log is blank, but store {store} belongs to server {server}, whose log has \
+         acknowledged writes: attach the log of this store"
+    )]
+    LogBlank {
+        /// The server.
+        server: ServerId,
+        /// The id of the store.
+        store: Uuid,
+    },
     /// The recovery has failed.
     #[error("server {server} does not open: {error}")]
     Recovery {
@@ -59,7 +81,11 @@ pub(super) struct Opened {
     pub(super) groups: BTreeMap<GroupId, Stored<GroupValue>>,
 }
 
-type Progress = Box<dyn FnMut(&'static str, u64, u64) + Send>;
+/// As [`Steps`], on any thread.
+pub(super) type SentSteps = Box<dyn FnMut(&'static str) -> Progress + Send>;
+
+/// A step of an opening, and of the parts in it that wait for the registry.
+const WAITING: &str = "waiting for the coordination service";
 
 /// Opens the server of the devices.
 pub(super) async fn open(
@@ -68,15 +94,16 @@ pub(super) async fn open(
     keys: &Arc<Keys>,
     incarnation: Uuid,
     events: Arc<Events>,
-    mut progress: Progress,
+    mut step: SentSteps,
 ) -> Result<Opened, ServeError> {
     let registry = Registry::new(&**service, keys);
+    step(WAITING);
     let (id, disks) = identify(options, &registry, incarnation).await?;
     let mark = Wal::inspect(&options.log)?.header.mark;
-    let opening = registry.check_opening(id, disks, mark).await?;
+    let opening = until_answered(|| registry.check_opening(id, disks, mark)).await?;
     let mark = mark.max(opening.mark()) + 1;
     // Read before the log is: a replica that the registry calls created must be in the log.
-    let (groups, _) = own_groups(&registry, id).await?;
+    let (groups, _) = until_answered(|| own_groups(&registry, id)).await?;
     let replicas = groups.iter().filter_map(|(group, stored)| {
         let (peer, is_created) = own_peer(&stored.value, id)?;
         Some((*group, (peer, view_of(&stored.value), is_created)))
@@ -117,7 +144,9 @@ pub(super) async fn open(
             }
             *is_woken = false;
         };
-        Shard::open(shard_opening, &mut wait, &mut progress)
+        let recovered = Shard::open(shard_opening, &mut wait, &mut step);
+        step(WAITING);
+        recovered
     });
     let started = Instant::now();
     let recovered = recovery.await.map_err(|_| ServeError::Panicked)?;
@@ -125,9 +154,54 @@ pub(super) async fn open(
         recovered.map_err(|error| ServeError::Recovery { server: id, error })?;
     tracing::info!(server = %id, log = %report, elapsed = ?started.elapsed(), "recovered");
     let features = Features::PULLS.0;
-    registry.record_opening(&opening, mark, incarnation, &options.advertised, features).await?;
+    let address = &options.advertised;
+    until_answered(|| registry.record_opening(&opening, mark, incarnation, address, features))
+        .await?;
     let record = ServerRecord { store: disks[0], wal: disks[1], mark, incarnation };
     Ok(Opened { id, record, shard, notices, groups })
+}
+
+/// What the devices of a server are. A new one is blank.
+struct Devices {
+    log: Option<HeaderInfo>,
+    store: Option<Superblock>,
+}
+
+impl Devices {
+    /// Reads the devices; one that does not exist yet is blank. `docs/format/volume-store.md`,
+    /// section 8.
+    fn read(log: Option<&SharedDevice>, store: Option<&SharedDevice>) -> Result<Self, ServeError> {
+        let log = match log.map(Wal::inspect) {
+            None | Some(Err(alluvium_wal::OpenError::NotFormatted { .. })) => None,
+            Some(inspected) => Some(inspected?.header),
+        };
+        let store = match store.map(Store::identify) {
+            None | Some(Err(StoreError::NotFormatted)) => None,
+            Some(identified) => Some(identified?),
+        };
+        match (&log, &store) {
+            (None, Some(store)) => {
+                let (server, store) = (store.server, store.store_id);
+                Err(ServeError::LogBlank { server, store })
+            }
+            // The store is formatted before the log is opened for the first time.
+            (Some(log), None) if log.epoch > 0 => Err(ServeError::StoreBlank { wal: log.wal_id }),
+            _ => Ok(Self { log, store }),
+        }
+    }
+}
+
+/// Checks that a log and a store are both new or both in use, and returns whether each is new. One
+/// that does not exist yet is new. Nothing is written.
+///
+/// # Errors
+/// One of the devices cannot be read, has something else, or is new while the other one is not.
+pub fn check_devices(
+    log: Option<&SharedDevice>,
+    store: Option<&SharedDevice>,
+) -> Result<[bool; 2], ServeError> {
+    let devices = Devices::read(log, store)?;
+    Ok([devices.log.is_none(), devices.store.is_none()])
 }
 
 /// The server of the devices, and the ids of store and log. Empty devices become those of a new
@@ -138,35 +212,40 @@ async fn identify(
     registry: &Registry<'_>,
     incarnation: Uuid,
 ) -> Result<(ServerId, [Uuid; 2]), ServeError> {
-    let wal_id = match Wal::inspect(&options.log) {
-        Ok(inspection) => inspection.header.wal_id,
-        Err(alluvium_wal::OpenError::NotFormatted { .. }) => {
+    let devices = Devices::read(Some(&options.log), Some(&options.store))?;
+    let wal_id = match devices.log {
+        Some(header) => header.wal_id,
+        None => {
             let window_bytes = Some(options.log_options.window_bytes);
             let format = FormatOptions { window_bytes, ..FormatOptions::default() };
             Wal::format(&options.log, &format)?.wal_id
         }
-        Err(error) => return Err(error.into()),
     };
-    match Store::identify(&options.store) {
-        Ok(superblock) => {
-            let disks = [superblock.store_id, wal_id];
-            Ok((superblock.server, disks))
-        }
-        Err(StoreError::NotFormatted) => {
-            let known = registry.servers().await?;
-            let known = known.iter().find(|(_, known)| known.value.wal == wal_id);
-            let store_id = known.map_or_else(Uuid::new_v4, |(_, known)| known.value.store);
-            let disks = [store_id, wal_id];
-            let address = &options.advertised;
-            let id = registry.register_server(address, disks, incarnation).await?;
-            let cluster = options.cluster.clone();
-            let owner = Owner { wal_id, store_id, server: id, cluster };
-            Store::format(&options.store, owner, None, unix_ms())?;
-            tracing::info!(server = %id, store = %store_id, wal = %wal_id, "a new server");
-            Ok((id, disks))
-        }
-        Err(error) => Err(error.into()),
+    if let Some(superblock) = devices.store {
+        return Ok((superblock.server, [superblock.store_id, wal_id]));
     }
+    let disks = [Uuid::new_v4(), wal_id];
+    let address = &options.advertised;
+    let (id, store_id) = until_answered(|| register(registry, address, disks, incarnation)).await?;
+    let cluster = options.cluster.clone();
+    let owner = Owner { wal_id, store_id, server: id, cluster };
+    Store::format(&options.store, owner, None, unix_ms())?;
+    tracing::info!(server = %id, store = %store_id, wal = %wal_id, "a new server");
+    Ok((id, [store_id, wal_id]))
+}
+
+/// Registers a new server, unless the log is registered already. Returns its id and that of its
+/// store.
+async fn register(
+    registry: &Registry<'_>,
+    address: &str,
+    [store, wal]: [Uuid; 2],
+    incarnation: Uuid,
+) -> Result<(ServerId, Uuid), RegistryError> {
+    let known = registry.servers().await?;
+    let known = known.iter().find(|(_, known)| known.value.wal == wal);
+    let store = known.map_or(store, |(_, known)| known.value.store);
+    Ok((registry.register_server(address, [store, wal], incarnation).await?, store))
 }
 
 /// The groups that have a replica on a server, and the revision that they are of.
@@ -203,3 +282,6 @@ pub(super) fn view_of(group: &GroupValue) -> GroupView {
         volumes: volumes.collect(),
     }
 }
+
+#[cfg(test)]
+mod tests;

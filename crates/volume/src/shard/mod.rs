@@ -46,7 +46,7 @@ use crate::rules::Broken;
 use crate::store::{ReadId, Store, StoreCounters, StoreError};
 use crate::types::{GroupId, Index, PeerId, ServerId};
 
-pub use recovery::{OpenError, Opening, Recovered};
+pub use recovery::{OpenError, Opening, Recovered, Steps};
 
 /// When a write is answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use alluvium_device::SharedDevice;
-use alluvium_wal::{Damage, LogOffset, Options, RecoveryReport, Wal};
+use alluvium_wal::{Damage, LogOffset, Options, Progress, RecoveryReport, Wal};
 use raft::eraftpb;
 
 use super::checkpoint::Checkpointing;
@@ -25,7 +25,7 @@ use crate::raft::{
 };
 use crate::rules::Rule;
 use crate::state::GroupState;
-use crate::store::{Expected, KnownReplica, Owner, Store, StoreError, StoreOptions};
+use crate::store::{Expected, KnownReplica, Owner, SECTOR_BYTES, Store, StoreError, StoreOptions};
 use crate::types::{
     CheckpointNumber, ConfState, GroupId, HardState, Index, PeerId, Position, Term, replicas_of,
 };
@@ -68,6 +68,10 @@ pub struct Recovered {
     pub applied: Vec<super::AppliedEntry>,
 }
 
+/// Is called at the beginning of each step of an opening with what the server is doing: `reading
+/// the log`. Returns what is called with the bytes that are done, and with all bytes of the step.
+pub type Steps<'a> = dyn FnMut(&'static str) -> Progress + 'a;
+
 /// Why a server does not open.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -100,8 +104,8 @@ impl From<alluvium_wal::OpenError> for OpenError {
 }
 
 impl Shard {
-    /// Opens a server. `wait` blocks until `wake` was called since the last time; `progress` is
-    /// called with a name of what is done, and how much of how much.
+    /// Opens a server. `wait` blocks until `wake` was called since the last time; `step` is called
+    /// as [`Steps`] says.
     ///
     /// # Errors
     /// Log or store do not open, or do not belong together. Nothing was changed then that a later
@@ -109,10 +113,11 @@ impl Shard {
     pub fn open(
         opening: Opening,
         wait: &mut dyn FnMut(),
-        progress: &mut dyn FnMut(&'static str, u64, u64),
+        step: &mut Steps<'_>,
     ) -> Result<Recovered, OpenError> {
         let broken = opening.options.broken;
-        let (survey, end) = survey(&opening, broken.is(Rule::DamageInLog))?;
+        let read_log = step("reading the log");
+        let (survey, end) = survey(&opening, &read_log, broken.is(Rule::DamageInLog))?;
         let wal_id = Wal::inspect(&opening.log)?.header.wal_id;
         let owner = Owner {
             wal_id,
@@ -126,7 +131,11 @@ impl Shard {
             durable_writes: opening.options.apply == super::Apply::Dsync,
             broken,
         };
-        let mut slots = |done: u32, all: u32| progress("store", done.into(), all.into());
+        let read_store = step("reading the metadata of the store");
+        let mut slots = |done: u32, all: u32| {
+            let bytes = |slots: u32| u64::from(slots) * SECTOR_BYTES as u64;
+            read_store(bytes(done), bytes(all));
+        };
         let mut store = Store::open(
             opening.store.clone(),
             &expected(owner, &survey, end),
@@ -149,7 +158,9 @@ impl Shard {
             walk.record(record.offset, Record::decode(&record.payload)?, wait);
             Ok(())
         };
-        let (wal, report) = Wal::open(opening.log.clone(), &opening.log_options, None, &mut visit)?;
+        let replay = step("replaying the log");
+        let log = opening.log.clone();
+        let (wal, report) = Wal::open(log, &opening.log_options, Some(replay), &mut visit)?;
         #[cfg(feature = "simulation")]
         let applied = std::mem::take(&mut walk.applied);
         let Walk { groups, cache, .. } = walk;
@@ -226,7 +237,11 @@ impl Shard {
 }
 
 /// The first pass over the log: its last complete checkpoint, its damage, and its end.
-fn survey(opening: &Opening, ignores_damage: bool) -> Result<(Survey, LogOffset), OpenError> {
+fn survey(
+    opening: &Opening,
+    progress: &Progress,
+    ignores_damage: bool,
+) -> Result<(Survey, LogOffset), OpenError> {
     let pass = |damage: &[Damage]| -> Result<_, OpenError> {
         let mut surveyor = Surveyor::default();
         let mut damage = damage.iter().peekable();
@@ -237,7 +252,7 @@ fn survey(opening: &Opening, ignores_damage: bool) -> Result<(Survey, LogOffset)
             surveyor.record(record.offset, Record::decode(&record.payload)?);
             Ok(())
         };
-        let report = Wal::scan(&opening.log, None, &mut visit)?;
+        let report = Wal::scan(&opening.log, Some(progress.clone()), &mut visit)?;
         Ok((surveyor, report))
     };
     let (surveyor, report) = pass(&[])?;

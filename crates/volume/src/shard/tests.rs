@@ -126,7 +126,7 @@ impl Disks {
             unix_ms: 0,
             wake: Arc::new(|| {}),
         };
-        Shard::open(opening, &mut || {}, &mut |_, _, _| {}).unwrap()
+        Shard::open(opening, &mut || {}, &mut |_| Arc::new(|_, _| {})).unwrap()
     }
 }
 

@@ -1,6 +1,7 @@
 //! Tests of the task that follows the registry, with a registry that fails by seed.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use alluvium_coordination::faulty::{Faults, Faulty};
 use alluvium_coordination::{Identity as StoreIdentity, Limits, ManualClock, MemoryCoordination};
@@ -80,6 +81,7 @@ impl Test {
             notices: received,
             unrecorded: None,
             groups: BTreeMap::new(),
+            outage: Outage::default(),
         };
         tokio::spawn(control.run());
         Self { service, keys, events, notices, incarnation, server }
