@@ -304,8 +304,23 @@ fn wrong_usage_of_volumes_is_explained() {
     let first = cluster.start(1);
     cluster.ok(&create("disk", "1GiB"));
     cluster.refused(&create("disk", "2GiB"), &["disk is taken"]);
-    cluster.refused(&create("other", "5000"), &["5000", "multiple of 4096"]);
-    cluster.refused(&create("a/b", "1GiB"), &["a/b", "not a name"]);
+    cluster.refused(&create("other", "5000"), &["5000B", "multiple of 4KiB", "64TiB"]);
+    cluster.refused(&create("other", "65TiB"), &["65TiB", "64TiB"]);
+    for name in ["a/b", ".", ".."] {
+        cluster.refused(&create(name, "1GiB"), &[name, "not a name", "a letter or a digit"]);
+    }
+    let option = ["--size", "1GiB", "--", "-y"];
+    let create_at = ["volume", "create", "--coordination", &cluster.coordination];
+    let said = refused(1, &[&create_at[..], &option].concat());
+    contains(&said, &["-y", "not a name"]);
+    // No volume is deleted if a name is wrong.
+    cluster.ok(&create("other", "1GiB"));
+    cluster.refused(
+        &["delete", "disk", "missing", "other", "gone"],
+        &["volume missing does not exist", "volume gone does not exist", "nothing was deleted"],
+    );
+    assert_eq!(cluster.json(&["list"]).as_array().unwrap().len(), 2);
+    assert_eq!(cluster.json(&["delete", "other", "other"]), json!(["other"]));
     let missing = ["volume missing does not exist"];
     let socket = cluster.path("nbd.sock");
     let export = ["export", "missing", "--socket", socket.to_str().unwrap()];
@@ -338,10 +353,29 @@ fn wrong_usage_of_volumes_is_explained() {
     drop(cluster.start(2).stop(Signal::TERM));
     drop(cluster.start(3).stop(Signal::TERM));
     fails(cluster.serve(3, 2), &["server 2", "not with these"]);
-    fails(cluster.serve(4, 2), &["server 2", "not with these"]);
+    // A device that is missing is not created if the other one was in use.
+    fails(cluster.serve(4, 2), &["wal4", "log is blank", "store2", "belongs to server 2"]);
+    fails(cluster.serve(2, 4), &["store4", "store is blank", "wal2", "has been in use"]);
+    assert!(!cluster.path("wal4").exists() && !cluster.path("store4").exists());
+    std::fs::write(cluster.path("store4"), vec![0; 64 << 20]).unwrap();
+    fails(cluster.serve(2, 4), &["store4", "store is blank", "wal2", "has been in use"]);
+    std::fs::write(cluster.path("wal4"), vec![0; 16 << 20]).unwrap();
+    fails(cluster.serve(4, 5), &["wal4", "16MiB", "at least 160MiB"]);
     let [log, store] = ["wal5", "store5"].map(|name| cluster.path(name).display().to_string());
-    let small = ["serve", "--wal", &log, "--wal-capacity", "16MiB", "--store", &store];
-    contains(&refused(2, &cluster.words(&small)), &["--wal-capacity", "160MiB"]);
+    let small = ["serve", "--wal", &log, "--store", &store];
+    for (option, size, bound) in [
+        ("--wal-capacity", "16MiB", "at least 160MiB"),
+        ("--store-capacity", "63MiB", "at least 64MiB"),
+        ("--store-capacity", "17TiB", "at most 16TiB"),
+        ("--entry-memory", "0", "at least 1MiB"),
+        ("--overlay-memory", "16000000TiB", "at most 1TiB"),
+    ] {
+        let said = refused(2, &cluster.words(&[&small[..], &[option, size]].concat()));
+        contains(&said, &[option, bound]);
+        // The help has the same bounds.
+        let bound = bound.rsplit(' ').next().unwrap();
+        contains(&support::help(&["volume", "serve", "--help"]), &[option, bound]);
+    }
     let everywhere = "0.0.0.0:0";
     for (more, parts) in [
         (&["--metrics-listen", everywhere][..], ["metrics-listen is", "--allow-plaintext-network"]),
@@ -358,4 +392,78 @@ fn wrong_usage_of_volumes_is_explained() {
     drop(cluster.start(2).stop(Signal::TERM));
     let (status, log) = first.stop(Signal::TERM);
     assert!(status.success(), "{log}");
+}
+
+#[test]
+fn servers_that_are_stopped_find_a_clean_shutdown_and_all_writes() {
+    let cluster = Cluster::new();
+    let servers = [1, 2, 3].map(|server| cluster.start(server));
+    cluster.ok(&["create", "disk", "--size", "1GiB"]);
+    let socket = cluster.path("nbd.sock");
+    let export = cluster.export("disk", &socket, &[]);
+    let mut nbd = Nbd::open(&socket);
+    for block in 0..100 {
+        assert_eq!(nbd.write(block * BLOCK as u64, &pattern(block as u8)).unwrap(), 0);
+    }
+    drop(nbd);
+    drop(export.stop(Signal::TERM));
+    for server in servers.into_iter().rev() {
+        let (status, log) = server.stop(Signal::TERM);
+        assert!(status.success(), "{log}");
+    }
+    let mut servers = [1, 2, 3].map(|server| Some(cluster.start(server)));
+    for server in servers.iter().flatten() {
+        contains(&server.log, &[" after a clean shutdown"]);
+    }
+    let export = cluster.export("disk", &socket, &[]);
+    let mut nbd = Nbd::open(&socket);
+    for block in 0..100 {
+        let data = nbd.read(block * BLOCK as u64, BLOCK);
+        assert!(data == pattern(block as u8), "block {block} is lost");
+    }
+    drop(nbd);
+    drop(export.stop(Signal::TERM));
+    servers[2].take().unwrap().stop(Signal::KILL);
+    contains(&cluster.start(3).log, &[" after an unclean shutdown"]);
+}
+
+#[test]
+fn a_server_waits_for_the_coordination_service_until_a_signal_ends_it() {
+    let cluster = Cluster::new();
+    let waits = || {
+        let mut command = cluster.serve(2, 2);
+        command.args(["--metrics-listen", "127.0.0.1:0"]);
+        Server::start_until(command, "the start waits for the coordination service")
+    };
+    let server = waits();
+    let (_, answer) = server.get("/readyz");
+    contains(&answer, &["waiting for the coordination service"]);
+    let (status, log) = server.stop(Signal::TERM);
+    assert!(status.success(), "{log}");
+    contains(&log, &["SIGTERM: stopping before the server is ready", "stopped"]);
+
+    let mut server = waits();
+    let first = cluster.start(1);
+    server.wait_for(" is ready: ");
+    drop(first.stop(Signal::TERM));
+    assert!(server.get("/readyz").0.contains("200"));
+    let first = cluster.start(1);
+    let is_away = |server: &Value| !server["error"].is_null();
+    until("both servers answer", || {
+        let status = cluster.json(&["status"]);
+        !status.as_array().unwrap().iter().any(is_away)
+    });
+
+    drop(server.stop(Signal::TERM));
+    let status = cluster.json(&["status"]);
+    let servers = status.as_array().unwrap();
+    let away: Vec<_> = servers.iter().filter(|server| is_away(server)).collect();
+    assert_eq!(away.len(), 1, "{status}");
+    for field in ["replicas", "store_bytes", "store_free_bytes", "ring_bytes", "checkpoint"] {
+        assert_eq!(away[0][field], Value::Null, "{status}");
+    }
+    let text = cluster.ok(&["status"]);
+    let line = text.lines().find(|line| line.contains("not reachable")).unwrap();
+    assert_eq!(line.split_whitespace().filter(|cell| *cell == "-").count(), 4, "{text}");
+    drop(first.stop(Signal::TERM));
 }

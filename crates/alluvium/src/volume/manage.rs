@@ -1,10 +1,11 @@
 //! Commands about volumes that end at once: create, list, info, attach, status, delete.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use alluvium_volume::gateway::{Trouble, VolumeConfig};
-use alluvium_volume::registry::VolumeState;
+use alluvium_volume::registry::{RegistryError, VolumeState};
 use alluvium_volume::{
     Answer, AttachOptions, Cluster, GroupId, ReplicaState, ReplicaStatus, Request, Role, ServerId,
     StatusAnswer, VolumeId,
@@ -16,7 +17,7 @@ use uuid::Uuid;
 use super::{ClusterArgs, attached_by};
 use crate::output::{self, Failure, Table};
 use crate::serve::Signals;
-use crate::units::Size;
+use crate::units::{Size, about};
 
 /// Time for the answer of a server.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
@@ -36,9 +37,9 @@ pub(super) struct Common {
 /// Create a volume. It takes no space before it is written.
 #[derive(Args, Debug)]
 pub(crate) struct CreateArgs {
-    /// Name: 1 to 128 letters, digits, dots, underscores and hyphens.
+    /// Name: a letter or digit, then up to 127 letters, digits, dots, underscores and hyphens.
     name: String,
-    /// Size: a multiple of 4KiB, at most 64TiB.
+    /// Size: a multiple of 4KiB, from 4KiB to 64TiB.
     #[arg(long, value_name = "SIZE")]
     size: Size,
     #[command(flatten)]
@@ -80,8 +81,9 @@ pub(crate) struct StatusArgs {
     common: Common,
 }
 
-/// Delete volumes with all their data. One that is attached is not deleted: `alluvium volume
-/// attach NAME --take` fences the process that has it.
+/// Delete volumes with all their data. If one of the names does not exist, none is deleted. One
+/// that is attached is not deleted: `alluvium volume attach NAME --take` fences the process that
+/// has it.
 #[derive(Args, Debug)]
 pub(crate) struct DeleteArgs {
     /// Names of the volumes.
@@ -334,19 +336,20 @@ async fn status_of(cluster: &Cluster, server: ServerId) -> Result<StatusAnswer, 
     }
 }
 
+/// What is known of a server. Without an answer there is nothing but its address and the error.
 #[derive(Default, Serialize)]
 struct ServerStatus {
     server: u32,
     address: String,
     error: Option<String>,
-    replicas: usize,
-    leaders: usize,
-    not_exact: usize,
-    store_bytes: u64,
-    store_free_bytes: u64,
-    ring_bytes: u64,
-    ring_used_bytes: u64,
-    checkpoint: u64,
+    replicas: Option<usize>,
+    leaders: Option<usize>,
+    not_exact: Option<usize>,
+    store_bytes: Option<u64>,
+    store_free_bytes: Option<u64>,
+    ring_bytes: Option<u64>,
+    ring_used_bytes: Option<u64>,
+    checkpoint: Option<u64>,
 }
 
 pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
@@ -360,16 +363,20 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     for row in rows {
         let state = match (&row.error, row.not_exact) {
             (Some(error), _) => error.clone(),
-            (None, 0) => "ok".to_owned(),
-            (None, count) => format!("{count} not exact"),
+            (None, Some(count)) if count > 0 => format!("{count} not exact"),
+            (None, _) => "ok".to_owned(),
         };
-        let of = |part, all| format!("{} of {}", Size { bytes: part }, Size { bytes: all });
+        let count = |count: Option<usize>| count.map_or("-".to_owned(), |it| it.to_string());
+        let of = |part: Option<u64>, all: Option<u64>| match part.zip(all) {
+            Some((part, all)) => format!("{} of {}", about(part), about(all)),
+            None => "-".to_owned(),
+        };
         table.row(vec![
             row.server.to_string(),
             row.address,
             state,
-            row.replicas.to_string(),
-            row.leaders.to_string(),
+            count(row.replicas),
+            count(row.leaders),
             of(row.store_free_bytes, row.store_bytes),
             of(row.ring_used_bytes, row.ring_bytes),
         ]);
@@ -385,16 +392,18 @@ fn server_status(asked: Asked) -> ServerStatus {
         Ok(status) => status,
         Err(error) => return ServerStatus { error: Some(error), ..row },
     };
-    let replicas = &status.replicas;
+    let replicas = status.replicas.iter();
+    let leaders = replicas.clone().filter(|replica| replica.role == Role::Leader);
+    let not_exact = replicas.clone().filter(|replica| replica.state != ReplicaState::Exact);
     ServerStatus {
-        replicas: replicas.len(),
-        leaders: replicas.iter().filter(|replica| replica.role == Role::Leader).count(),
-        not_exact: replicas.iter().filter(|it| it.state != ReplicaState::Exact).count(),
-        store_bytes: u64::from(status.slots) * slot,
-        store_free_bytes: u64::from(status.free_slots) * slot,
-        ring_bytes: status.ring_bytes,
-        ring_used_bytes: status.ring_used_bytes,
-        checkpoint: status.checkpoint.0,
+        replicas: Some(replicas.len()),
+        leaders: Some(leaders.count()),
+        not_exact: Some(not_exact.count()),
+        store_bytes: Some(u64::from(status.slots) * slot),
+        store_free_bytes: Some(u64::from(status.free_slots) * slot),
+        ring_bytes: Some(status.ring_bytes),
+        ring_used_bytes: Some(status.ring_used_bytes),
+        checkpoint: Some(status.checkpoint.0),
         ..row
     }
 }
@@ -402,17 +411,38 @@ fn server_status(asked: Asked) -> ServerStatus {
 pub(super) async fn delete(args: DeleteArgs) -> Result<(), Failure> {
     let cluster = args.common.cluster.connect()?;
     let registry = cluster.registry();
-    for name in &args.names {
-        let (id, _) = registry.volume_by_name(name).await.map_err(Failure::new)?;
-        registry.delete_volume(id).await.map_err(Failure::new)?;
-        if !args.common.json {
-            output::line(format_args!("deleted volume {name}"))?;
+    let mut names = args.names;
+    let mut seen = HashSet::new();
+    names.retain(|name| seen.insert(name.clone()));
+    let (mut volumes, mut failures) = (Vec::new(), Vec::new());
+    for name in names {
+        match registry.volume_by_name(&name).await {
+            Ok((id, _)) => volumes.push((name, id)),
+            Err(error @ RegistryError::UnknownVolume(_)) => failures.push(error.to_string()),
+            Err(error) => return Err(Failure::new(error)),
+        }
+    }
+    if !failures.is_empty() {
+        return Err(Failure::Failed(format!("{}; nothing was deleted", failures.join("; "))));
+    }
+    let mut deleted = Vec::new();
+    for (name, id) in volumes {
+        match registry.delete_volume(id).await {
+            Ok(()) => deleted.push(name),
+            Err(error) => failures.push(format!("{name}: {error}")),
         }
     }
     if args.common.json {
-        return output::json(&args.names);
+        output::json(&deleted)?;
+    } else {
+        for name in &deleted {
+            output::line(format_args!("deleted volume {name}"))?;
+        }
     }
-    Ok(())
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Failed(format!("not deleted: {}", failures.join("; ")))),
+    }
 }
 
 fn role_name(role: Role) -> &'static str {
