@@ -22,16 +22,29 @@ from volume_store import MIB, SLOT_BLOCKS, Sector, Store, word
 from wal_reader import Damaged, Refused
 
 
+# The largest volume.
+MAX_VOLUME = 64 << 40
+
+
+def named(what, path, *arguments):
+    """Reads a device; an error names it."""
+    try:
+        return what(path, *arguments)
+    except Refused as refused:
+        refused.args = (f"{path}: {refused}",)
+        raise
+
+
 class Server:
     """Log and store of one server, and what an opening makes of them."""
 
     def __init__(self, arguments):
         self.damage = []
-        self.log = Log(arguments.wal, self.damaged)
+        self.log = named(Log, arguments.wal, self.damaged)
         self.replicas = replay(self.log, getattr(arguments, "uncommitted", False), self.damaged)
         # After the loss of all replicas no sector counts, and the superblock may not state the checkpoint yet (STORE 8).
         all_lost = self.log.checkpoint.number > 0 and not self.replicas
-        self.store = Store(arguments.store, self.damaged, not all_lost)
+        self.store = named(Store, arguments.store, self.damaged, not all_lost)
         self.check_together(all_lost)
         self.counts = Counter()
         # By replica: by (volume, chunk, slot number).
@@ -216,8 +229,12 @@ def read(server, arguments):
     blocks = server.blocks(arguments.volume)
     if arguments.length is None:
         end = (max(blocks) + 1) * BLOCK if blocks else 0
-        arguments.length = max(0, end - arguments.offset)
+        if arguments.offset > end:
+            raise Refused(f"the last block that has data ends at byte {end}: --offset {arguments.offset} needs a --length")
+        arguments.length = end - arguments.offset
     end = arguments.offset + arguments.length
+    if end > MAX_VOLUME:
+        raise Refused(f"--offset and --length end at byte {end}, and no volume is larger than {MAX_VOLUME}")
     with open(arguments.out, "wb") if arguments.out else sys.stdout.buffer as out:
 
         def zeros(length):
@@ -239,6 +256,16 @@ def read(server, arguments):
             out.truncate()
 
 
+def number_of_bytes(text):
+    try:
+        number = int(text)
+    except ValueError:
+        number = -1
+    if not 0 <= number <= MAX_VOLUME:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of bytes from 0 to {MAX_VOLUME}")
+    return number
+
+
 def parsed():
     parser = argparse.ArgumentParser(
         description="Read the log and the store of a stopped Alluvium volume server, by docs/format/volume-log.md and"
@@ -255,8 +282,8 @@ def parsed():
         kinds = '{"superblock":..}, {"replica":..}, {"damage":..}, {"summary":..}, with dump also {"record":..}, {"slot":..}'
         command.add_argument("--json", action="store_true", help=f"one object per line: {kinds}")
     content.add_argument("--volume", type=int, required=True, help="the number of the volume")
-    content.add_argument("--offset", type=int, default=0, help="first byte (default 0)")
-    content.add_argument("--length", type=int, help="number of bytes (default: to the last block that has data)")
+    content.add_argument("--offset", type=number_of_bytes, default=0, help="first byte (default 0)")
+    content.add_argument("--length", type=number_of_bytes, help="number of bytes (default: to the last block that has data)")
     content.add_argument("--out", metavar="FILE", help="write to this file, with holes (default: standard output)")
     content.add_argument(
         "--uncommitted",

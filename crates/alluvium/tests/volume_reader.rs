@@ -15,7 +15,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use support::cluster::Cluster;
 use support::nbd::Nbd;
-use support::{Server, python_is_there, random_bytes, until};
+use support::{Server, contains, python_is_there, random_bytes, until};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -275,6 +275,30 @@ fn the_reader_finds_a_bit_that_was_flipped_in_a_record_a_sector_a_block_or_a_sup
         let flipped = Flipped::new(&store, copy + 72);
         is_in(&damage(&flipped), "store", "superblock copy");
     }
+
+    // Wrong usage: a device that is missing, or a range that no volume has.
+    let refused = |mut command: Command, parts: &[&str]| {
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        assert!(output.stdout.is_empty());
+        contains(&String::from_utf8(output.stderr).unwrap(), parts);
+    };
+    let missing = cluster.path("missing");
+    let name = missing.to_str().unwrap();
+    refused(devices("check", &missing, &store), &[name, "No such file"]);
+    refused(devices("check", &wal, &missing), &[name, "No such file"]);
+    refused(devices("check", &store, &wal), &[store.to_str().unwrap(), "not a write-ahead log"]);
+    let read = |range: &[&str]| {
+        let mut command = reader(&cluster, "read", 1);
+        command.args(["--volume", "1"]).args(range);
+        command
+    };
+    let (largest, above) = ((64_u64 << 40).to_string(), ((64_u64 << 40) + 1).to_string());
+    refused(read(&["--offset=-1"]), &["--offset", "-1 is not a number of bytes"]);
+    refused(read(&["--length=-4096"]), &["--length", "-4096 is not a number of bytes"]);
+    refused(read(&["--offset", &above]), &["--offset", &above, "not a number of bytes"]);
+    refused(read(&["--offset", &largest, "--length", "1"]), &["no volume is larger", &largest]);
+    refused(read(&["--offset", &largest]), &["the last block that has data", "--length"]);
 
     // A log and a store that do not belong together.
     let output = devices("check", &wal, &cluster.path("store2")).output().unwrap();
