@@ -198,7 +198,6 @@ impl Server {
             store_queue_depth: self.sizes.store_queue_depth,
             reserved_slots: 2,
             progress_ms: 3_000,
-            seed: self.seed,
             broken: environment.mutation.broken(),
             ..ShardOptions::new(server_id(self.index))
         };
@@ -438,7 +437,7 @@ pub(super) fn broken_stream(stream: &Stream) -> Input {
 }
 
 /// The connection to a server has ended.
-pub(super) fn peer_down(server: usize, is_refused: bool) -> Input {
+pub(super) fn peer_down(server: usize, is_gone: bool) -> Input {
     let server: ServerId = server_id(server);
-    Input::PeerDown { server, is_refused }
+    Input::PeerDown { server, is_gone }
 }

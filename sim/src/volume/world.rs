@@ -541,7 +541,7 @@ impl World {
         let is_installing = shard.is_installing();
         let Environment { random, outcome, .. } = &mut self.environment;
         let end = if random.chance(0.6) { End::PowerCut } else { End::Kill };
-        let (is_noticed, is_refused) = (random.chance(0.5), random.chance(0.5));
+        let (is_noticed, is_gone) = (random.chance(0.5), random.chance(0.5));
         match end {
             End::PowerCut => outcome.power_cuts += 1,
             End::Kill => outcome.kills += 1,
@@ -550,7 +550,7 @@ impl World {
         self.servers[server].end(end, &mut self.environment);
         if is_noticed {
             for other in (0..SERVERS).filter(|other| *other != server) {
-                self.servers[other].input(peer_down(server, is_refused));
+                self.servers[other].input(peer_down(server, is_gone));
             }
         }
     }

@@ -100,7 +100,7 @@ impl TestServer {
         }
     }
 
-    fn connect_to(&self, server: u32, address: &str) {
+    pub(super) fn connect_to(&self, server: u32, address: &str) {
         self.net.set_peers(&HashMap::from([(ServerId(server), address.to_owned())]));
     }
 
@@ -265,9 +265,9 @@ async fn a_refused_reconnect_is_reported_once() {
     let (mut one, two) = connected().await;
     two.serving.abort();
     let lost = one.event().await;
-    assert!(matches!(lost, NetEvent::PeerDown { refused: false, .. }), "{lost:?}");
+    assert!(matches!(lost, NetEvent::PeerDown { is_gone: false, .. }), "{lost:?}");
     let gone = one.event().await;
-    assert!(matches!(gone, NetEvent::PeerDown { refused: true, .. }), "{gone:?}");
+    assert!(matches!(gone, NetEvent::PeerDown { is_gone: true, .. }), "{gone:?}");
     // All attempts of a minute are refused, and not reported.
     tokio::time::pause();
     tokio::time::sleep(std::time::Duration::from_secs(60)).await;
@@ -281,7 +281,7 @@ async fn a_refused_reconnect_is_reported_once() {
     assert!(matches!(back, NetEvent::PeerUp { server: ServerId(2) }), "{back:?}");
     serving.abort();
     let lost = one.event().await;
-    assert!(matches!(lost, NetEvent::PeerDown { refused: false, .. }), "{lost:?}");
+    assert!(matches!(lost, NetEvent::PeerDown { is_gone: false, .. }), "{lost:?}");
 }
 
 #[tokio::test]

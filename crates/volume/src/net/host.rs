@@ -60,10 +60,11 @@ pub enum NetEvent {
     PeerDown {
         /// The other server.
         server: ServerId,
-        /// The process is known to have ended: it refused a connection, or a newer opening of the
-        /// server has answered. Otherwise it is not known whether it runs. A loss is reported first
-        /// without this, and then at most once with it.
-        refused: bool,
+        /// What has sent everything that was received of the server so far is gone: its process
+        /// refuses connections, or a newer opening of the server exists. Reported once for each
+        /// opening, and before anything that a newer one sends. Otherwise it is not known whether
+        /// the process runs.
+        is_gone: bool,
     },
     /// A handshake with the other server fails. The connection is tried again. If the reason is
     /// `OldOpening` from the other server, a newer opening of this server exists.

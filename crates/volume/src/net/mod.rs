@@ -45,6 +45,8 @@ mod messages;
 mod peer;
 mod peer_queue;
 mod peers;
+#[cfg(test)]
+mod peers_tests;
 mod pull;
 mod pull_sender;
 mod pulls;

@@ -109,21 +109,16 @@ pub(super) fn dial(shared: &Arc<Shared>, server: ServerId, address: String) -> D
 async fn keep_connected(outbound: Arc<Outbound>, server: ServerId, address: String) {
     let shared = &outbound.shared;
     let mut back_off = BackOff::default();
-    // What was reported of the present outage.
-    let (mut is_refusal_reported, mut reported) = (false, None);
-    // The opening of the server that the last connection was to.
-    let mut last_mark = None;
+    // The error that was reported of the present outage.
+    let mut reported = None;
+    // The opening that was reached last at this address.
+    let mut reached = None;
     loop {
         let directory = Some(&shared.directory);
         let role = ConnectionRole::Peer;
         match connect(&shared.local, role, &address, Some(server), directory).await {
             Ok((socket, welcome)) => {
-                let mark = Some(welcome.identity.opening.mark);
-                // It was restarted before this server could notice that it was gone.
-                if last_mark.is_some() && last_mark != mark && !is_refusal_reported {
-                    shared.host.event(NetEvent::PeerDown { server, refused: true });
-                }
-                (last_mark, is_refusal_reported, reported) = (mark, false, None);
+                (reached, reported) = (Some(welcome.identity.opening.mark), None);
                 let opened = Instant::now();
                 let end = run(&outbound, server, socket, &welcome).await;
                 tracing::debug!(%server, %end, "connection to a server lost");
@@ -133,10 +128,10 @@ async fn keep_connected(outbound: Arc<Outbound>, server: ServerId, address: Stri
                 }
             }
             Err(ConnectError::Io(error)) if error.kind() == ErrorKind::ConnectionRefused => {
-                if !is_refusal_reported {
-                    shared.host.event(NetEvent::PeerDown { server, refused: true });
+                // At an address that was never reached it says nothing of the server.
+                if let Some(mark) = reached {
+                    shared.refused(server, mark);
                 }
-                is_refusal_reported = true;
             }
             Err(ConnectError::Handshake(error)) => {
                 if reported.replace(error) != Some(error) {
@@ -158,7 +153,7 @@ struct Open<'a> {
 impl Drop for Open<'_> {
     fn drop(&mut self) {
         *self.outbound.state.lock() = OutboundState::default();
-        let event = NetEvent::PeerDown { server: self.server, refused: false };
+        let event = NetEvent::PeerDown { server: self.server, is_gone: false };
         self.outbound.shared.host.event(event);
     }
 }

@@ -12,7 +12,7 @@ use super::client_queue::Client;
 use super::connection::Control;
 use super::frame::ConnectionId;
 use super::handshake::{Directory, Features, Local};
-use super::host::Host;
+use super::host::{Host, NetEvent};
 use super::messages::SenderState;
 use crate::request::ErrorCode;
 use crate::types::ServerId;
@@ -62,6 +62,21 @@ struct ServerConnection {
     control: Arc<Control>,
 }
 
+/// The connections from and to servers, and the newest opening of each server that one was from or
+/// to.
+#[derive(Default)]
+struct Servers {
+    connections: Vec<ServerConnection>,
+    newest: HashMap<ServerId, Newest>,
+}
+
+/// The newest opening of a server that a connection was from or to.
+struct Newest {
+    mark: u64,
+    /// It was reported that it is gone.
+    is_gone: bool,
+}
+
 /// What all connections of a server share.
 pub(super) struct Shared {
     pub(super) local: Local,
@@ -78,7 +93,7 @@ pub(super) struct Shared {
     pub(super) handshakes: Arc<Semaphore>,
     /// One at a time, so that a flood of unknown servers does not become one of the registry.
     pub(super) look_ups: tokio::sync::Mutex<()>,
-    servers: Mutex<Vec<ServerConnection>>,
+    servers: Mutex<Servers>,
     next_id: AtomicU64,
     pub(super) stopping: watch::Sender<bool>,
 }
@@ -110,7 +125,7 @@ impl Shared {
     pub(super) fn stop(&self) {
         self.stopping.send_replace(true);
         let text = "the server shuts down";
-        for connection in &*self.servers.lock() {
+        for connection in &self.servers.lock().connections {
             connection.control.close(ErrorCode::Stopping, text);
         }
         for client in self.clients.lock().values() {
@@ -122,8 +137,10 @@ impl Shared {
         self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Records a connection from or to a server. A new incoming peer connection replaces the one
-    /// before it, and connections of earlier openings of the server are closed.
+    /// Records a connection from or to a server, before anything is received on it. A new incoming
+    /// peer connection replaces the one before it. Connections of earlier openings of the server
+    /// are closed; that they are gone is reported before anything of the newer one arrives, which
+    /// may soon lead groups itself.
     pub(super) fn register(
         self: &Arc<Self>,
         server: ServerId,
@@ -132,17 +149,39 @@ impl Shared {
         control: &Arc<Control>,
     ) -> Registration {
         let id = self.next_id();
-        let mut servers = self.servers.lock();
-        for other in servers.iter().filter(|other| other.server == server) {
+        let text = "a newer opening of the server exists";
+        let Servers { connections, newest } = &mut *self.servers.lock();
+        let known = newest.entry(server).or_insert(Newest { mark, is_gone: false });
+        if mark < known.mark {
+            // The newer one came after the handshake.
+            control.close(ErrorCode::OldOpening, text);
+        } else {
+            if mark > known.mark && !known.is_gone {
+                self.host.event(NetEvent::PeerDown { server, is_gone: true });
+            }
+            *known = Newest { mark, is_gone: false };
+        }
+        for other in connections.iter().filter(|other| other.server == server) {
             if other.mark < mark {
-                other.control.close(ErrorCode::OldOpening, "a newer opening of the server exists");
+                other.control.close(ErrorCode::OldOpening, text);
             } else if is_incoming_peer && other.is_incoming_peer {
                 other.control.close(ErrorCode::Superseded, "a newer connection replaces it");
             }
         }
         let control = Arc::clone(control);
-        servers.push(ServerConnection { id, server, mark, is_incoming_peer, control });
+        connections.push(ServerConnection { id, server, mark, is_incoming_peer, control });
         Registration { shared: Arc::clone(self), id }
+    }
+
+    /// A connection is refused at the address where an opening of the server was reached: its
+    /// process is gone. That says nothing of a newer opening, which may have another address.
+    pub(super) fn refused(&self, server: ServerId, mark: u64) {
+        let mut servers = self.servers.lock();
+        let known = servers.newest.get_mut(&server);
+        if let Some(known) = known.filter(|known| known.mark == mark && !known.is_gone) {
+            known.is_gone = true;
+            self.host.event(NetEvent::PeerDown { server, is_gone: true });
+        }
     }
 }
 
@@ -154,7 +193,8 @@ pub(super) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.shared.servers.lock().retain(|connection| connection.id != self.id);
+        let mut servers = self.shared.servers.lock();
+        servers.connections.retain(|connection| connection.id != self.id);
     }
 }
 

@@ -53,7 +53,6 @@ impl MemoryLog {
     }
 
     /// The entry before the first one in memory.
-    #[cfg(feature = "simulation")]
     pub(crate) fn truncated(&self) -> Position {
         self.truncated
     }

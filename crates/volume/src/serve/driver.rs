@@ -167,14 +167,14 @@ impl Driver {
                 streams.is_connected.insert(server, true);
                 tracing::info!(%server, "connected to a server");
             }
-            NetEvent::PeerDown { server, refused } => {
+            NetEvent::PeerDown { server, is_gone } => {
                 // The end of a connection is followed by a refusal if the process has ended.
                 match streams.is_connected.insert(server, false) {
                     Some(true) => tracing::info!(%server, "the connection to a server has ended"),
                     Some(false) => {}
                     None => tracing::info!(%server, "a server does not run at its address"),
                 }
-                inputs.push_back(Input::PeerDown { server, is_refused: refused });
+                inputs.push_back(Input::PeerDown { server, is_gone });
             }
             NetEvent::PeerRefused { server, error } => {
                 tracing::warn!(%server, %error, "a handshake with a server has failed");

@@ -116,7 +116,6 @@ pub(super) async fn open(
         apply: options.apply,
         entry_cache_bytes: options.entry_cache_bytes,
         overlay_bytes: options.overlay_bytes,
-        seed: u64::from(id.0),
         ..ShardOptions::new(id)
     };
     let shard_opening = Opening {

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 
 use alluvium_device::sim::Mode;
+use raft::eraftpb::{Message, MessageType};
 
 use super::tests::{Disks, GROUP, OTHERS, PEER, entries_of, view_of_three, write};
 use super::{Input, Output, Shard};
@@ -13,11 +14,12 @@ use crate::types::{GroupId, PeerId, ServerId};
 
 const PEERS: [PeerId; 3] = [PEER, OTHERS[0], OTHERS[1]];
 
-/// Time in which a message arrives.
+/// Time in which a message arrives, unless a test sets another one.
 const DELAY_MS: u64 = 3;
 
 struct Trio {
     shards: Vec<Shard>,
+    delay_ms: u64,
     /// What arrives at each server, and when.
     arriving: Vec<VecDeque<(u64, Input)>>,
     is_running: [bool; 3],
@@ -38,7 +40,8 @@ impl Trio {
         };
         let shards = disks.iter().enumerate().map(open).collect();
         let arriving = (0..3).map(|_| VecDeque::new()).collect();
-        Self { shards, arriving, is_running: [true; 3], hangs: [false; 3], now: 200, disks }
+        let (delay_ms, is_running, now) = (DELAY_MS, [true; 3], 200);
+        Self { shards, delay_ms, arriving, is_running, hangs: [false; 3], now, disks }
     }
 
     /// Lets a millisecond pass.
@@ -65,7 +68,7 @@ impl Trio {
             }
             for (to, message) in out.messages {
                 let input = Input::Peer { server: server(at), message };
-                self.send(to.0 as usize - 1, self.now + DELAY_MS, input);
+                self.send(to.0 as usize - 1, self.now + self.delay_ms, input);
             }
         }
     }
@@ -104,6 +107,12 @@ impl Trio {
     /// A client writes to a server.
     fn write(&mut self, at: usize) {
         self.send(at, self.now, write(GROUP, 1));
+    }
+
+    /// The greatest term of a running server.
+    fn term(&self) -> u64 {
+        let term = |at: usize| self.shards[at].replica_status(GROUP).map(|status| status.term.0);
+        (0..3).filter(|at| self.is_running[*at]).filter_map(term).max().unwrap()
     }
 
     fn run(&mut self, ms: u64) {
@@ -172,12 +181,180 @@ fn a_leader_whose_process_ends_is_replaced_within_600_ms() {
             trio.is_running[ended] = false;
             let others = (0..3).filter(|at| *at != ended).zip([0, later_ms]);
             for (at, later_ms) in others.collect::<Vec<_>>() {
-                let down = Input::PeerDown { server: server(ended), is_refused: true };
+                let down = Input::PeerDown { server: server(ended), is_gone: true };
                 trio.send(at, trio.now + later_ms, down);
             }
             trio.elect(600);
         }
     }
+}
+
+/// Votes wait for the log of each voter, which may be slow: an election that is in flight is not
+/// replaced by another one before its votes can arrive.
+#[test]
+fn votes_that_take_most_of_an_election_timeout_elect_a_leader() {
+    for delay_ms in [150, 300, 450] {
+        for opened in phases() {
+            for stopped in [None, Some(0), Some(1), Some(2)] {
+                let mut trio = Trio::new(opened, [3; 3]);
+                trio.delay_ms = delay_ms;
+                if let Some(stopped) = stopped {
+                    trio.is_running[stopped] = false;
+                }
+                trio.elect(8_000);
+            }
+        }
+    }
+}
+
+/// Two servers are left, and hold elections at the same time: each votes for itself. The next time
+/// they do not.
+#[test]
+fn candidates_that_have_split_the_votes_do_not_split_them_again() {
+    // Without a leader the ranks of peers 1, 2 and 3 are 0, 1 and 2, each two ticks later than the
+    // one before.
+    for (stopped, [first, second], earlier_ms) in
+        [(2, [0, 1], 400), (0, [1, 2], 400), (1, [0, 2], 800)]
+    {
+        let mut splits = 0;
+        for jitter_ms in (0..400).step_by(7) {
+            for delay_ms in [3, 25, 50] {
+                let mut opened = [0; 3];
+                opened[first] = earlier_ms + jitter_ms;
+                opened[second] = 200;
+                let mut trio = Trio::new(opened, [3; 3]);
+                trio.delay_ms = delay_ms;
+                trio.is_running[stopped] = false;
+                trio.elect(6000);
+                splits += u32::from(trio.term() > 2);
+                assert!(trio.term() <= 3, "{stopped} {jitter_ms} {delay_ms}: {}", trio.term());
+            }
+        }
+        assert!(splits > 0, "the elections are never at the same time");
+    }
+}
+
+/// Heartbeats that come late use up nothing of the delay of the next election.
+#[test]
+fn a_late_heartbeat_does_not_bring_the_next_election_forward() {
+    let mut alone = Alone::new();
+    // Server 3 leads, and server 1 is the first candidate.
+    let term = 2;
+    for _ in 0..6 {
+        let heartbeat = MessageType::MsgHeartbeat;
+        alone.receive(2, Message { msg_type: heartbeat, term, ..Message::default() });
+        let sent = alone.run(1390);
+        assert!(!sent.contains(&MessageType::MsgRequestPreVote), "{sent:?}");
+    }
+    let sent = alone.run(410);
+    assert!(sent.contains(&MessageType::MsgRequestPreVote), "{sent:?}");
+}
+
+/// Nor do candidates whose elections follow the proof that the leader is gone.
+#[test]
+fn candidates_that_know_that_the_leader_is_gone_split_the_votes_once_at_most() {
+    let mut splits = 0;
+    for phase in (0..200).step_by(29) {
+        for (later_ms, delay_ms) in (0..300).step_by(3).flat_map(|ms| [(ms, 3), (ms, 25)]) {
+            let mut trio = Trio::new([0, phase, 2 * phase % 200], [3; 3]);
+            trio.delay_ms = delay_ms;
+            trio.elect(3000);
+            trio.run(700);
+            let (ended, before) = (trio.leader().expect("the leader is well"), trio.term());
+            trio.is_running[ended] = false;
+            let others: Vec<usize> = (0..3).filter(|at| *at != ended).collect();
+            // The second one in the order of the elections is the first one to know.
+            for (at, later_ms) in others.into_iter().zip([later_ms, 0]) {
+                let down = Input::PeerDown { server: server(ended), is_gone: true };
+                trio.send(at, trio.now + later_ms, down);
+            }
+            trio.elect(800);
+            splits += u32::from(trio.term() > before + 1);
+            assert!(
+                trio.term() <= before + 2,
+                "{phase} {later_ms} {delay_ms}: term {}",
+                trio.term()
+            );
+        }
+    }
+    assert!(splits > 0, "the elections are never at the same time");
+}
+
+/// The shard of server 2 alone: the test plays its peers.
+struct Alone {
+    shard: Shard,
+    now: u64,
+    _disks: Disks,
+}
+
+impl Alone {
+    fn new() -> Self {
+        let (server, peer) = (server(1), PEERS[1]);
+        let disks = Disks::of(server, &[entries_of(peer, GROUP, 3, 1)]);
+        let shard = disks.open_at(server, peer, [GROUP], &view_of_three(), 0).shard;
+        Self { shard, now: 0, _disks: disks }
+    }
+
+    /// Hands an input to the shard. Returns the types of the messages that it sends to server 3.
+    fn turn(&mut self, input: Option<Input>) -> Vec<MessageType> {
+        let mut inputs = VecDeque::from_iter(input);
+        let mut out = Output::default();
+        loop {
+            self.shard.turn(self.now, &mut inputs, &mut out).unwrap();
+            let Some(offset) = self.shard.awaits_log() else { break };
+            self.shard.wal().wait_durable(offset).wait().unwrap();
+        }
+        let raft = out.messages.into_iter().filter_map(|(to, message)| match message.body {
+            PeerBody::Raft(message) if to == server(2) => Some(message.get_msg_type()),
+            _ => None,
+        });
+        raft.collect()
+    }
+
+    fn run(&mut self, ms: u64) -> Vec<MessageType> {
+        let step = |_| {
+            self.now += 1;
+            self.turn(None)
+        };
+        (0..ms).flat_map(step).collect()
+    }
+
+    /// Lets server `at` send a message of raft.
+    fn receive(&mut self, at: usize, message: Message) -> Vec<MessageType> {
+        let (from, to) = (PEERS[at], PEERS[1]);
+        let message = Message { from: from.0, to: to.0, ..message };
+        let body = PeerBody::Raft(Box::new(message));
+        let message = PeerMessage { group: GROUP, from, to, body };
+        self.turn(Some(Input::Peer { server: server(at), message }))
+    }
+
+    /// Waits for a campaign, whose votes arrive late.
+    fn wins_with_late_votes(&mut self) {
+        let campaign = (0..2000).find(|_| self.run(1).contains(&MessageType::MsgRequestPreVote));
+        campaign.expect("there is no leader");
+        let term = self.shard.replica_status(GROUP).unwrap().term.0 + 1;
+        let response = |msg_type| Message { msg_type, term, ..Message::default() };
+        let sent = self.receive(2, response(MessageType::MsgRequestPreVoteResponse));
+        assert!(sent.contains(&MessageType::MsgRequestVote), "{sent:?}");
+        let sent = self.run(999);
+        assert_eq!(sent, [], "another election, before the votes are there");
+        self.receive(2, response(MessageType::MsgRequestVoteResponse));
+        assert!(leads(&self.shard));
+    }
+}
+
+#[test]
+fn a_candidate_waits_for_the_votes_of_slow_servers() {
+    Alone::new().wins_with_late_votes();
+}
+
+#[test]
+fn a_candidate_waits_for_the_votes_of_slow_servers_when_the_leader_is_gone() {
+    let mut alone = Alone::new();
+    let heartbeat = MessageType::MsgHeartbeat;
+    alone.receive(0, Message { msg_type: heartbeat, term: 2, ..Message::default() });
+    alone.turn(Some(Input::PeerDown { server: server(0), is_gone: true }));
+    alone.wins_with_late_votes();
 }
 
 /// An idle group costs no place in the order of the log, and its heartbeats keep the leader.
@@ -191,8 +368,8 @@ fn heartbeats_of_an_idle_group_wait_for_no_log() {
     let shard = &mut trio.shards[follower];
     let elections = shard.counters().elections;
     let status = shard.replica_status(GROUP).unwrap();
-    let heartbeat = raft::eraftpb::Message {
-        msg_type: raft::eraftpb::MessageType::MsgHeartbeat,
+    let heartbeat = Message {
+        msg_type: MessageType::MsgHeartbeat,
         from: PEERS[leader].0,
         to: PEERS[follower].0,
         term: status.term.0,
@@ -212,9 +389,7 @@ fn heartbeats_of_an_idle_group_wait_for_no_log() {
     let mut out = Output::default();
     shard.turn(trio.now, &mut inputs, &mut out).unwrap();
     let is_response = |message: &PeerMessage| match &message.body {
-        PeerBody::Raft(message) => {
-            message.get_msg_type() == raft::eraftpb::MessageType::MsgHeartbeatResponse
-        }
+        PeerBody::Raft(message) => message.get_msg_type() == MessageType::MsgHeartbeatResponse,
         _ => false,
     };
     assert!(out.messages.iter().any(|(_, message)| is_response(message)), "{:?}", out.messages);

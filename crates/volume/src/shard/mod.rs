@@ -82,8 +82,6 @@ pub struct ShardOptions {
     pub progress_ms: u64,
     /// Time between two ticks of raft, in milliseconds.
     pub tick_ms: u64,
-    /// Seed of the random delays of elections.
-    pub seed: u64,
     /// A rule that a simulation breaks.
     pub broken: Broken,
 }
@@ -102,7 +100,6 @@ impl ShardOptions {
             reserved_slots: 64,
             progress_ms: 30_000,
             tick_ms: 200,
-            seed: 0,
             broken: Broken::default(),
         }
     }
@@ -129,8 +126,8 @@ pub enum Input {
     PeerDown {
         /// The server.
         server: ServerId,
-        /// It refuses connections: its process is gone.
-        is_refused: bool,
+        /// The process that has sent everything of it so far is gone.
+        is_gone: bool,
     },
     /// A request of a client.
     Client {
@@ -185,6 +182,8 @@ pub enum Input {
     Activate {
         /// The group.
         group: GroupId,
+        /// The replica.
+        peer: PeerId,
     },
     /// The registry has the replica no longer.
     Remove {
@@ -397,7 +396,7 @@ impl Shard {
             Input::PeerState { server, free_slots } => {
                 self.free_slots.insert(server, free_slots);
             }
-            Input::PeerDown { server, is_refused } => self.peer_down(server, is_refused),
+            Input::PeerDown { server, is_gone } => self.peer_down(server, is_gone),
             Input::Client { ticket, request } => self.client(ticket, request, out),
             Input::Pull { stream, request } => self.open_source(stream, &request, out),
             Input::PullReady { stream } => self.continue_source(stream, out),

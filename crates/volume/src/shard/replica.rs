@@ -20,11 +20,11 @@ use crate::types::{ConfState, GroupId, HardState, Index, PeerId, Position, Serve
 /// raft's ticks: of an election timeout, and between two heartbeats.
 const ELECTION_TICKS: usize = 5;
 const HEARTBEAT_TICKS: usize = 1;
-/// Ticks by which the first election is later than the timeout, and by which each further one is
-/// later than the one before. The others ignore requests for their votes until their timeouts have
-/// passed, too, and each server has ticks at times of its own.
-const FIRST_ELECTION_TICKS: u32 = 1;
-const NEXT_ELECTION_TICKS: u32 = 2;
+/// Ticks by which an election is later than the timeout: the others ignore requests for their votes
+/// until their timeouts have passed, too, and each server has ticks at times of its own.
+const ELECTION_DELAY_TICKS: usize = 1;
+/// Ticks between the elections of two ranks: at least one, whatever the phases of the ticks.
+const RANK_TICKS: usize = 2;
 /// Bound of the entries of a message. At most 1/64 of the ring is used, so that what a follower
 /// accepts can be carried forward.
 const MESSAGE_BYTES: u64 = 1 << 20;
@@ -182,9 +182,6 @@ pub(super) struct Replica {
     pub(super) last_ready: u64,
     /// The number of the last ready that the log has durably.
     pub(super) durable_ready: u64,
-    /// Ticks for which an election is delayed, and the term and leader for which that was computed.
-    delay: u32,
-    delayed: (u64, u64),
     pub(super) broken: Broken,
 }
 
@@ -271,8 +268,6 @@ impl Replica {
             gone: None,
             last_ready: 0,
             durable_ready: 0,
-            delay: 0,
-            delayed: (u64::MAX, 0),
             broken,
         }
     }
@@ -442,46 +437,50 @@ impl Replica {
     }
 
     /// The place of the replica in the order in which those without a leader, or without this one,
-    /// hold elections. Each has a different rank, and the order rotates with the term.
+    /// hold elections. The order of two replicas is the same in each term: after a split vote, the
+    /// first candidate is the first one again.
     pub(super) fn rank(&self, leader: PeerId) -> u64 {
-        let others = || self.view.peers.keys().filter(|peer| **peer != leader);
-        let before = others().filter(|peer| **peer < self.peer).count() as u64;
-        (before + self.term().0) % (others().count() as u64).max(1)
+        let others = self.view.peers.keys().filter(|peer| **peer != leader);
+        others.filter(|peer| **peer < self.peer).count() as u64
     }
 
-    /// Advances raft's clock by a tick. The election of a replica whose timeout has passed is
-    /// delayed by its rank, so that two replicas do not split the votes. Returns whether raft may
-    /// have something to hand out.
+    /// Whether a follower lacks the entry at `index`, and the leader has all entries in memory that
+    /// it lacks.
+    pub(super) fn can_bring_up(&self, peer: PeerId, index: Index) -> bool {
+        let progress = self.raft.raft.prs().get(peer.0);
+        let first = self.memory().truncated().index.0;
+        self.is_leader() && progress.is_some_and(|it| (first..index.0).contains(&it.matched))
+    }
+
+    /// Advances raft's clock by a tick. Returns whether raft may have something to hand out.
     pub(super) fn tick(&mut self) -> bool {
-        let raft = &self.raft.raft;
-        let delayed = (raft.term, raft.leader_id);
-        if self.delayed != delayed {
-            self.delayed = delayed;
-            let rank = self.rank(self.leader()) as u32;
-            if self.role() == Role::Candidate {
-                // Its election may have failed. Without a leader it need not wait for the timeout
-                // again.
-                self.delay = 1 + rank;
-                self.raft.raft.election_elapsed = ELECTION_TICKS - 1;
-            } else {
-                self.delay = FIRST_ELECTION_TICKS + rank * NEXT_ELECTION_TICKS;
-            }
-        }
-        let raft = &self.raft.raft;
-        let is_due = raft.election_elapsed + 1 >= raft.randomized_election_timeout();
-        if is_due && !self.is_leader() && self.delay > 0 {
-            self.delay -= 1;
+        let elapsed = self.raft.raft.election_elapsed + 1;
+        if !self.is_leader() && (ELECTION_TICKS..self.election_ticks()).contains(&elapsed) {
             // Raft's clock goes on: a replica whose clock stood still would count as one that has
             // heard from its leader, and ignore the elections of the others until its own.
-            self.raft.raft.election_elapsed += 1;
+            self.raft.raft.election_elapsed = elapsed;
             return false;
         }
-        let may_hand_out = self.raft.tick();
-        if is_due && !self.is_leader() {
-            // Another delay before the next attempt.
-            self.delayed = (u64::MAX, 0);
-        }
-        may_hand_out
+        self.raft.tick()
+    }
+
+    /// Ticks without a sign of a leader after which the replica holds an election, and after which
+    /// one that has no result is replaced by another one. They differ by rank, so that two replicas
+    /// do not split the votes. If they do, their next elections are further apart.
+    fn election_ticks(&self) -> usize {
+        let rank = self.rank(self.leader()) as usize;
+        ELECTION_TICKS + ELECTION_DELAY_TICKS + rank * RANK_TICKS
+    }
+
+    /// Whether an election is in progress that can still be won: no vote was refused.
+    pub(super) fn awaits_votes(&self) -> bool {
+        let raft = &self.raft.raft;
+        raft.state == StateRole::Candidate && raft.prs().tally_votes().1 == 0
+    }
+
+    /// Names the replica in the queue in front of the log.
+    pub(super) fn key(&self) -> (GroupId, PeerId) {
+        (self.group, self.peer)
     }
 
     /// Hands a message to raft. What raft refuses is dropped: its peers repeat what matters.

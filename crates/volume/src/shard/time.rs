@@ -12,16 +12,16 @@ use crate::types::{GroupId, PeerId, ServerId, Term};
 /// other founders are activated at about the same time, and take no part before that.
 const FIRST_CAMPAIGNS_MS: [u64; 4] = [0, 50, 150, 400];
 
-/// Time between the proof that a leader's process is gone and the first election, and between the
-/// first elections of two replicas.
+/// Time between the proof that a leader's process is gone and the first election, and what each
+/// rank adds to it.
 const CAMPAIGN_MS: u64 = 50;
 const CAMPAIGN_RANK_MS: u64 = 150;
-/// Elections for one such proof, the time between two, and its random part. The first one can fail:
-/// a replica whose own proof comes later still follows the leader, and ignores requests for its
-/// vote. The election timeout would be a second at least.
+/// Elections for one such proof, the time between two, and what each rank adds to it. The first one
+/// can fail: a replica whose own proof comes later still follows the leader, and ignores requests
+/// for its vote. The election timeout would be a second at least.
 const CAMPAIGNS: u64 = 8;
-const CAMPAIGN_AGAIN_MS: u64 = 200;
-const CAMPAIGN_RANDOM_MS: u64 = 100;
+const CAMPAIGN_AGAIN_MS: u64 = 150;
+const CAMPAIGN_AGAIN_RANK_MS: u64 = 200;
 /// Time in which messages of a leader whose process is gone are dropped. They were on their way, on
 /// another connection than the one that was refused, and would make it the leader again.
 const GONE_MS: u64 = 1000;
@@ -69,7 +69,7 @@ impl Shard {
     }
 
     /// The connection to a server has ended.
-    pub(super) fn peer_down(&mut self, server: ServerId, is_refused: bool) {
+    pub(super) fn peer_down(&mut self, server: ServerId, is_gone: bool) {
         self.free_slots.remove(&server);
         for replica in self.replicas.values_mut().filter(|replica| replica.takes_part()) {
             if replica.is_installing() {
@@ -79,19 +79,15 @@ impl Shard {
             let peers: Vec<PeerId> = peers.map(|(peer, _)| *peer).collect();
             for peer in peers {
                 replica.raft.report_unreachable(peer.0);
-                if is_refused && peer == replica.leader() {
+                if is_gone && peer == replica.leader() {
                     // While a replica follows a leader, it ignores requests for its vote.
                     let term = replica.raft.raft.term;
                     replica.raft.raft.become_follower(term, raft::INVALID_ID);
                     replica.gone = Some((peer, Term(term), self.now + GONE_MS));
-                    let (seed, own) = (self.options.seed, replica.peer.0);
-                    let first = self.now + CAMPAIGN_MS + replica.rank(peer) * CAMPAIGN_RANK_MS;
-                    let times = (0..CAMPAIGNS).map(|count| {
-                        let bytes = [seed, own, term, count].map(u64::to_le_bytes);
-                        let random = u64::from(crc32c::crc32c(&bytes.concat()));
-                        let later = CAMPAIGN_AGAIN_MS + random % CAMPAIGN_RANDOM_MS;
-                        first + count * later
-                    });
+                    let rank = replica.rank(peer);
+                    let first = self.now + CAMPAIGN_MS + rank * CAMPAIGN_RANK_MS;
+                    let again = CAMPAIGN_AGAIN_MS + rank * CAMPAIGN_AGAIN_RANK_MS;
+                    let times = (0..CAMPAIGNS).map(|count| first + count * again);
                     self.campaigns.extend(times.map(|time| (time, replica.group)));
                 }
             }
@@ -107,8 +103,11 @@ impl Shard {
             self.campaigns.remove(&(at, group));
             let Some(replica) = self.replicas.get_mut(&group) else { continue };
             let may_campaign = replica.takes_part() && !replica.is_installing() && !is_stalled;
-            // Also if it is a candidate already: two candidates may have split the votes.
-            if may_campaign && replica.leader() == PeerId(raft::INVALID_ID) {
+            // Also if it is a candidate already, and has split the votes with another one.
+            if may_campaign
+                && replica.leader() == PeerId(raft::INVALID_ID)
+                && !replica.awaits_votes()
+            {
                 drop(replica.raft.campaign());
                 self.dirty.insert(group);
             }
