@@ -247,9 +247,9 @@ impl Server {
     /// The registry records what the server reports.
     fn notice(&mut self, notice: Notice) {
         match notice {
-            Notice::Created { group, .. } => {
+            Notice::Created { group, peer, .. } => {
                 self.created.insert(group);
-                self.input(Input::Activate { group });
+                self.input(Input::Activate { group, peer });
             }
             Notice::Lost { group, .. } if self.is_damaged => drop(self.lost.insert(group)),
             Notice::UnknownGroup { group } if self.lost.contains(&group) => {}

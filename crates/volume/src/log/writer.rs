@@ -9,7 +9,7 @@ use bytes::Bytes;
 use raft::eraftpb::Message;
 
 use super::record::{Entries, Record};
-use crate::types::{GroupId, HardState, Index, Position};
+use crate::types::{GroupId, HardState, Index, PeerId, Position};
 
 /// A body of at least this many bytes is not copied by the log.
 const SHARED_BYTES: usize = 32 << 10;
@@ -95,7 +95,8 @@ pub(crate) enum Promise {
 /// An item of the log's order of events.
 #[derive(Debug)]
 pub(crate) struct Item {
-    pub(crate) group: GroupId,
+    /// The replica. Its group may have another one when the log has the item.
+    pub(crate) replica: (GroupId, PeerId),
     pub(crate) promise: Promise,
     /// `None` if all that is before it suffices.
     pub(crate) record: Option<Encoded>,
@@ -104,8 +105,12 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    pub(crate) fn new(group: GroupId, promise: Promise, record: Option<Encoded>) -> Self {
-        Self { group, promise, record, end: LogOffset(0) }
+    pub(crate) fn new(
+        replica: (GroupId, PeerId),
+        promise: Promise,
+        record: Option<Encoded>,
+    ) -> Self {
+        Self { replica, promise, record, end: LogOffset(0) }
     }
 }
 
@@ -150,28 +155,28 @@ impl LogWriter {
         self.queued_bytes
     }
 
-    /// The first index that a record of the group replaces while it waits for space.
-    pub(crate) fn queued_first(&self, group: GroupId) -> Option<Index> {
-        let queued = self.queued(group).filter_map(|record| record.states.entries);
+    /// The first index that a record of the replica replaces while it waits for space.
+    pub(crate) fn queued_first(&self, replica: (GroupId, PeerId)) -> Option<Index> {
+        let queued = self.queued(replica).filter_map(|record| record.states.entries);
         queued.map(|(first, _)| first).min()
     }
 
-    /// Whether a record of the group waits for space.
-    pub(crate) fn has_queued(&self, group: GroupId) -> bool {
-        self.queued(group).next().is_some()
+    /// Whether a record of the replica waits for space.
+    pub(crate) fn has_queued(&self, replica: (GroupId, PeerId)) -> bool {
+        self.queued(replica).next().is_some()
     }
 
-    /// Whether an item of the group is not durable yet that states a commit index of at least
+    /// Whether an item of the replica is not durable yet that states a commit index of at least
     /// `commit`.
-    pub(crate) fn states_commit(&self, group: GroupId, commit: Index) -> bool {
-        self.items.iter().filter(|item| item.group == group).any(|item| {
+    pub(crate) fn states_commit(&self, replica: (GroupId, PeerId), commit: Index) -> bool {
+        self.items.iter().filter(|item| item.replica == replica).any(|item| {
             let states = item.record.as_ref().and_then(|record| record.states.hard_state);
             states.is_some_and(|state| state.commit >= commit)
         })
     }
 
-    fn queued(&self, group: GroupId) -> impl Iterator<Item = &Encoded> {
-        let queued = self.items.range(self.placed..).filter(move |item| item.group == group);
+    fn queued(&self, replica: (GroupId, PeerId)) -> impl Iterator<Item = &Encoded> {
+        let queued = self.items.range(self.placed..).filter(move |item| item.replica == replica);
         queued.filter_map(|item| item.record.as_ref())
     }
 
@@ -179,7 +184,7 @@ impl LogWriter {
     /// takes. Returns false if there was nothing to append, or no space.
     pub(crate) fn append(
         &mut self,
-        mut placed: impl FnMut(GroupId, &States, LogOffset),
+        mut placed: impl FnMut((GroupId, PeerId), &States, LogOffset),
     ) -> Result<bool, WalError> {
         if self.placed == self.items.len() {
             return Ok(false);
@@ -200,7 +205,7 @@ impl LogWriter {
             let item = &mut self.items[self.placed];
             if let Some(record) = &item.record {
                 let Some(Placed { offset, end, .. }) = places.next() else { break };
-                placed(item.group, &record.states, offset);
+                placed(item.replica, &record.states, offset);
                 self.queued_bytes -= record.len();
                 item.end = end;
             } else {

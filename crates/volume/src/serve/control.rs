@@ -145,7 +145,7 @@ impl Control {
                 let run = self.incarnation;
                 let created = registry.mark_created(group, peer, run, is_recovered).await;
                 if created.is_ok() {
-                    self.events.input(Input::Activate { group });
+                    self.events.input(Input::Activate { group, peer });
                 }
                 created
             }

@@ -182,7 +182,7 @@ impl Shard {
         for replica in replicas.values_mut().filter(|replica| replica.standing != Standing::Lost) {
             swap.leads |= replica.is_leader();
             replica.fold();
-            let completes_install = replica.install.is_some() && !log.has_queued(replica.group);
+            let completes_install = replica.install.is_some() && !log.has_queued(replica.key());
             let (folded, applied) = match &replica.install {
                 Some(install) if !completes_install => (&install.old, install.old_applied),
                 _ => (&replica.folded, replica.applied.index),
@@ -306,7 +306,7 @@ impl Shard {
         for (_, group) in holding {
             let replica = replicas.get_mut(&group).expect("taken from the map");
             let base = checkpoint.swap.groups[&(group, replica.peer)].base;
-            let to = log.queued_first(group).map_or(replica.logged.last.index, |first| {
+            let to = log.queued_first(replica.key()).map_or(replica.logged.last.index, |first| {
                 replica.logged.last.index.min(Index(first.0 - 1))
             });
             let Some(record) =

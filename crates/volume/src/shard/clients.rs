@@ -16,12 +16,12 @@ use crate::request::{
 };
 use crate::state::{Applied, Refusal};
 use crate::store::{BlocksRead, DamagedBlock, ReadId};
-use crate::types::{GroupId, Index, Layer, Position, VolumeId};
+use crate::types::{GroupId, Index, Layer, PeerId, Position, VolumeId};
 
 /// What a read of the store is for.
 pub(super) enum Reading {
-    /// A client.
-    Client { ticket: u64, request: ReadRequest },
+    /// A client, by the blocks of this replica.
+    Client { ticket: u64, request: ReadRequest, peer: PeerId },
     /// A pull of another server.
     Source { stream: u64 },
 }
@@ -192,7 +192,8 @@ impl Shard {
         let ReadRequest { group, volume, layer, range, states_only, .. } = request;
         let replica = self.replica(group)?;
         replica.check_read(&request)?;
-        let id = self.reading(Reading::Client { ticket, request });
+        let peer = replica.peer;
+        let id = self.reading(Reading::Client { ticket, request, peer });
         self.store.read(id, group, volume, layer, range, states_only);
         Ok(())
     }
@@ -212,8 +213,8 @@ impl Shard {
         for (id, result) in reads {
             is_busy = true;
             match self.reads.remove(&id) {
-                Some(Reading::Client { ticket, request }) => {
-                    let answer = self.answer_read(&request, result);
+                Some(Reading::Client { ticket, request, peer }) => {
+                    let answer = self.answer_read(&request, peer, result);
                     self.counters.reads += u64::from(answer.is_ok());
                     out.answers.push((ticket, answer));
                 }
@@ -230,11 +231,16 @@ impl Shard {
     fn answer_read(
         &self,
         request: &ReadRequest,
+        peer: PeerId,
         result: Result<BlocksRead, DamagedBlock>,
     ) -> Result<Answer, RequestError> {
         let group = request.group;
         let replica = self.replica(group)?;
         replica.check_read(request)?;
+        if replica.peer != peer {
+            let text = "the replica was replaced while its blocks were read";
+            return Err(RequestError::new(ErrorCode::NotReady, group, text));
+        }
         match result {
             Ok(BlocksRead { states, crcs, data }) => {
                 let applied = replica.applied.index;

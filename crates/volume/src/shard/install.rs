@@ -146,7 +146,8 @@ impl Shard {
                             applied,
                             progress: None,
                         }));
-                        self.log.push(Item::new(group, Promise::Install, Some(record)));
+                        let item = Item::new(replica.key(), Promise::Install, Some(record));
+                        self.log.push(item);
                     } else {
                         replica.durable_barrier = newest;
                     }

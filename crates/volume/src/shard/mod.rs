@@ -410,7 +410,7 @@ impl Shard {
                 }
             }
             Input::Create { group, peer, view } => self.create(group, peer, view),
-            Input::Activate { group } => self.activate(group),
+            Input::Activate { group, peer } => self.activate(group, peer),
             Input::Remove { group } => self.remove(group),
             Input::Checkpoint => self.checkpoint.wanted = true,
         }
@@ -519,7 +519,7 @@ impl Shard {
             replica.status(),
             replica.install.is_some(),
             replica.target,
-            self.log.has_queued(group),
+            self.log.has_queued(replica.key()),
             replica.raft.status().progress.map(|it| format!("{:?}", it.iter().collect::<Vec<_>>())),
             replica.memory().truncated(),
             replica.memory().last(),

@@ -146,7 +146,7 @@ impl Shard {
                 let state = hard_state_from_raft(&replica.memory().hard_state);
                 replica.record(state, end, &[])
             });
-            self.log.push(Item::new(group, promise, record));
+            self.log.push(Item::new(replica.key(), promise, record));
         } else {
             let before = Index(first.0 - 1);
             let term = replica.memory().term_at(before).expect("the entries join the log");
@@ -167,8 +167,8 @@ impl Shard {
     /// Appends what waits for the log. Returns false if there is nothing, or no space.
     pub(super) fn append(&mut self) -> Result<bool, ShardFailure> {
         let Self { log, replicas, .. } = self;
-        let placed = log.append(|group, states, offset| {
-            if let Some(replica) = replicas.get_mut(&group) {
+        let placed = log.append(|(group, peer), states, offset| {
+            if let Some(replica) = replicas.get_mut(&group).filter(|it| it.peer == peer) {
                 replica.placed(states, offset);
             }
         })?;
@@ -178,9 +178,12 @@ impl Shard {
     /// Handles what the log has durably. Returns false if there is nothing.
     pub(super) fn take_durable(&mut self, out: &mut Output) -> bool {
         let mut is_busy = false;
-        while let Some(Item { group, promise, record, .. }) = self.log.take_durable() {
+        while let Some(Item { replica: (group, peer), promise, record, .. }) =
+            self.log.take_durable()
+        {
             is_busy = true;
-            let Some(replica) = self.replicas.get_mut(&group) else { continue };
+            let replica = self.replicas.get_mut(&group).filter(|replica| replica.peer == peer);
+            let Some(replica) = replica else { continue };
             let states = record.map(|record| record.states).unwrap_or_default();
             if let Some(state) = states.hard_state {
                 replica.commit_is_durable(state.commit);
@@ -199,7 +202,6 @@ impl Shard {
                     self.dirty.insert(group);
                 }
                 Promise::Creation if replica.standing == Standing::Creating => {
-                    let peer = replica.peer;
                     out.notices.push(Notice::Created { group, peer, is_recovered: false });
                 }
                 Promise::Commit | Promise::Creation | Promise::Install | Promise::Tombstone => {}
@@ -216,7 +218,7 @@ impl Shard {
             replica.is_lazy = false;
             let applied = replica.applied.index;
             let is_stated = replica.durable_commit >= applied
-                || self.log.states_commit(group, applied)
+                || self.log.states_commit(replica.key(), applied)
                 || replica.install.is_some()
                 || replica.standing == Standing::Lost;
             if is_stated {
@@ -225,7 +227,7 @@ impl Shard {
             let state = hard_state_from_raft(&replica.memory().hard_state);
             let last = replica.memory().last();
             let record = replica.record(state, last, &[]);
-            self.log.push(Item::new(group, Promise::Commit, Some(record)));
+            self.log.push(Item::new(replica.key(), Promise::Commit, Some(record)));
             self.counters.commit_records += 1;
         }
     }
@@ -334,7 +336,7 @@ impl Shard {
         let record = replica.record(HardState::default(), Position::default(), &[]);
         self.replicas.insert(group, replica);
         self.store.add_replica(group, peer);
-        self.log.push(Item::new(group, Promise::Creation, Some(record)));
+        self.log.push(Item::new((group, peer), Promise::Creation, Some(record)));
     }
 
     /// Removes a replica that the registry does not have any more.
@@ -349,7 +351,7 @@ impl Shard {
     /// Writes the record that a replica is gone.
     pub(super) fn bury(&mut self, group: GroupId, peer: PeerId) {
         let record = Encoded::record(&Record::Tombstone(Tombstone { group, peer }));
-        self.log.push(Item::new(group, Promise::Tombstone, Some(record)));
+        self.log.push(Item::new((group, peer), Promise::Tombstone, Some(record)));
     }
 }
 
@@ -374,7 +376,6 @@ fn push_entries(
     (max_bytes, broken): (usize, Broken),
 ) {
     let state = hard_state_from_raft(&replica.memory().hard_state);
-    let group = replica.group;
     let mut rest = entries;
     let mut promise = Some(promise);
     while !rest.is_empty() {
@@ -395,7 +396,7 @@ fn push_entries(
             true => promise.take().expect("there is one last part"),
             false => Promise::Ready { number: None, messages: Vec::new() },
         };
-        log.push(Item::new(group, promise, Some(record)));
+        log.push(Item::new(replica.key(), promise, Some(record)));
         let last = part.last().expect("a part has an entry");
         before = position(last);
     }

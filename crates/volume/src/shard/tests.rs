@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use alluvium_device::sim::{Faults, SimDisk, SimOptions};
+use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
 use alluvium_wal::{FormatOptions, Options, Wal};
 use raft::eraftpb::{Entry, Message, MessageType};
 use uuid::Uuid;
@@ -205,6 +205,67 @@ fn a_log_that_fails_under_the_record_of_a_checkpoint_ends_the_shard() {
     shard.wal().wait_durable(record).wait().unwrap_err();
     let failure = shard.turn(0, &mut inputs, &mut out).unwrap_err();
     assert!(matches!(failure, ShardFailure::Log(_)), "{failure}");
+}
+
+#[test]
+fn an_offer_that_is_not_needed_is_answered_with_the_commit_index() {
+    let disks = Disks::new(&[entries(GROUP, 3, 3)]);
+    let mut shard = disks.open([GROUP], &view_of_three()).shard;
+    let offer = PeerBody::Offer { term: Term(2), applied: Index(3) };
+    let out = turn(&mut shard, 0, [from_leader(GROUP, offer)]);
+    let answers = out.messages.iter().filter_map(|(_, message)| match &message.body {
+        PeerBody::Raft(message) => Some((message.get_msg_type(), message.index, message.reject)),
+        _ => None,
+    });
+    let answers: Vec<_> = answers.collect();
+    assert_eq!(answers, [(MessageType::MsgAppendResponse, 3, false)]);
+    assert!(out.pulls.is_empty());
+}
+
+/// The group comes back with another replica while records of the first one are on their way.
+#[test]
+fn what_the_log_has_of_a_replaced_replica_does_not_count_for_its_successor() {
+    const SUCCESSOR: PeerId = PeerId(9);
+    let disks = Disks::new(&[entries(GROUP, 3, 1)]);
+    let mut shard = disks.open([GROUP], &view_of_three()).shard;
+    turn(&mut shard, 0, []);
+    disks.log.set_mode(Mode::Queued);
+    let append = Message {
+        msg_type: MessageType::MsgAppend,
+        from: OTHERS[0].0,
+        to: PEER.0,
+        term: 2,
+        index: 3,
+        log_term: 1,
+        commit: 3,
+        entries: vec![Entry { index: 4, term: 2, ..Entry::default() }].into(),
+        ..Message::default()
+    };
+    let mut out = Output::default();
+    let append = from_leader(GROUP, PeerBody::Raft(Box::new(append)));
+    shard.turn(0, &mut [append].into(), &mut out).unwrap();
+    let mut successors = view_of_three();
+    successors.peers.remove(&PEER);
+    successors.peers.insert(SUCCESSOR, SERVER);
+    let create = |peer: PeerId| Input::Create { group: GROUP, peer, view: successors.clone() };
+    // One more that is replaced before its first record is durable.
+    let mut inputs: VecDeque<_> = [
+        Input::Remove { group: GROUP },
+        create(PeerId(8)),
+        Input::Remove { group: GROUP },
+        create(SUCCESSOR),
+    ]
+    .into();
+    shard.turn(0, &mut inputs, &mut out).unwrap();
+    assert!(shard.awaits_log().is_some(), "the records are not durable");
+    disks.log.set_mode(Mode::Immediate);
+    disks.log.run_until_idle();
+    let later = turn(&mut shard, 0, []);
+    let status = shard.replica_status(GROUP).unwrap();
+    assert_eq!((status.peer, status.durable_commit, status.last), (SUCCESSOR, Index(0), Index(0)));
+    let created = Notice::Created { group: GROUP, peer: SUCCESSOR, is_recovered: false };
+    assert_eq!(later.notices, [created]);
+    assert!(out.messages.is_empty() && later.messages.is_empty(), "{later:?}");
 }
 
 #[test]

@@ -58,8 +58,9 @@ impl Shard {
 
     /// The registry records that a replica was created. The first founder of a new group does not
     /// wait for an election timeout, since a client waits for the group.
-    pub(super) fn activate(&mut self, group: GroupId) {
-        let Some(replica) = self.replicas.get_mut(&group) else { return };
+    pub(super) fn activate(&mut self, group: GroupId, peer: PeerId) {
+        let replica = self.replicas.get_mut(&group).filter(|replica| replica.peer == peer);
+        let Some(replica) = replica else { return };
         replica.activate();
         self.dirty.insert(group);
         if replica.term() == Term(0) && replica.view.founders.first() == Some(&replica.peer) {

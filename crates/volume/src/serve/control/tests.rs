@@ -139,7 +139,7 @@ async fn each_notice_is_recorded_whatever_fails() {
                     let notice = Notice::Created { group, peer, is_recovered: false };
                     test.notices.send(notice).unwrap();
                 }
-                Input::Activate { group } => drop(activated.insert(group)),
+                Input::Activate { group, .. } => drop(activated.insert(group)),
                 Input::View { .. } => {}
                 other => panic!("seed {seed}: {other:?}"),
             }
