@@ -83,6 +83,11 @@ impl Shard {
             let text = "half of the write-ahead log is in use";
             return Err(RequestError { retry_after_ms: BUSY_MS, ..error(ErrorCode::Busy, text) });
         }
+        if self.waits_for_lagging() {
+            let text = "a follower lags";
+            return Err(RequestError { retry_after_ms: BUSY_MS, ..error(ErrorCode::Busy, text) });
+        }
+        let replica = self.replica(group)?;
         // Also those of earlier leaders: a follower accepts little more than a leader may have.
         let waits_bytes = replica.unapplied_bytes(replica.last_index()) + replica.proposals.bytes;
         if (waits_bytes > 0 && waits_bytes + bytes > self.options.proposal_bytes)

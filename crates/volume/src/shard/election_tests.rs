@@ -106,7 +106,7 @@ impl Trio {
 
     /// A client writes to a server.
     fn write(&mut self, at: usize) {
-        self.send(at, self.now, write(GROUP, 1));
+        self.send(at, self.now, write(1));
     }
 
     /// The greatest term of a running server.

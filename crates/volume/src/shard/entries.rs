@@ -65,12 +65,28 @@ fn content(op: &BlockOp) -> Content {
 pub(super) struct EntryCache {
     entries: VecDeque<(GroupId, Index, usize)>,
     bytes: usize,
+    /// The oldest entries, which [`EntryCache::pass`] has returned, and the bytes of the others.
+    passed: usize,
+    newer_bytes: usize,
 }
 
 impl EntryCache {
     pub(super) fn push(&mut self, group: GroupId, index: Index, bytes: usize) {
         self.entries.push_back((group, index, bytes));
         self.bytes += bytes;
+        self.newer_bytes += bytes;
+    }
+
+    /// Returns each entry once, when those behind it have at least `bytes`.
+    pub(super) fn pass(&mut self, bytes: usize) -> Option<(GroupId, Index)> {
+        let (group, index, own_bytes) = *self.entries.get(self.passed)?;
+        let behind_bytes = self.newer_bytes - own_bytes;
+        if behind_bytes < bytes {
+            return None;
+        }
+        self.passed += 1;
+        self.newer_bytes = behind_bytes;
+        Some((group, index))
     }
 
     /// Takes the oldest entry if all entries together have more than `budget_bytes`.
@@ -80,6 +96,10 @@ impl EntryCache {
         }
         let (group, index, bytes) = self.entries.pop_front()?;
         self.bytes -= bytes;
+        match self.passed.checked_sub(1) {
+            Some(left) => self.passed = left,
+            None => self.newer_bytes -= bytes,
+        }
         Some((group, index))
     }
 }

@@ -8,6 +8,7 @@
 //! - `ready.rs`: what raft hands out; what the log has durably; applying
 //! - `entries.rs`: an entry that is applied, and the memory of those that were
 //! - `clients.rs`: requests of clients
+//! - `lag.rs`: followers for which a leader waits
 //! - `checkpoint.rs`: the checkpoint of all replicas
 //! - `install.rs`, `source.rs`: a replica that pulls the blocks of another one, and its source
 //! - `time.rs`: ticks, elections, connections
@@ -19,6 +20,7 @@ mod clients;
 mod election_tests;
 mod entries;
 mod install;
+mod lag;
 mod ready;
 mod recovery;
 mod replica;
@@ -35,6 +37,7 @@ use alluvium_wal::WalError;
 use self::checkpoint::Checkpointing;
 use self::clients::{DurableAnswer, Reading};
 use self::entries::EntryCache;
+use self::lag::Lagging;
 use self::replica::Replica;
 use self::source::Source;
 use self::stall::Stall;
@@ -302,6 +305,8 @@ pub struct Shard {
     /// record of its own states it.
     lazy: VecDeque<(u64, GroupId)>,
     cache: EntryCache,
+    /// Servers with followers that lag.
+    lagging: BTreeMap<ServerId, Lagging>,
     reads: BTreeMap<ReadId, Reading>,
     next_read: u64,
     sources: BTreeMap<u64, Source>,

@@ -313,6 +313,7 @@ impl Shard {
 
     /// Drops applied entries from memory, the oldest first, as far as the budget demands it.
     fn evict(&mut self) {
+        self.note_lagging();
         let budget_bytes = self.options.entry_cache_bytes;
         while let Some((group, index)) = self.cache.pop_above(budget_bytes) {
             if let Some(replica) = self.replicas.get_mut(&group) {

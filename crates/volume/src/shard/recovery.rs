@@ -184,6 +184,7 @@ impl Shard {
             applying: BTreeSet::new(),
             lazy: VecDeque::new(),
             cache,
+            lagging: BTreeMap::new(),
             reads: BTreeMap::new(),
             next_read: 0,
             sources: BTreeMap::new(),

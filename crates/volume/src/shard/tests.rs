@@ -14,7 +14,7 @@ use crate::group::GroupView;
 use crate::log::{Encoded, Install, LogWriter, Record};
 use crate::messages::{PeerBody, PeerMessage, PullChunk, PullContent, PullFrame, PullItem};
 use crate::op::{BLOCK_BYTES, BlockOp, BlockRange, CHUNK_BLOCKS, Change, Op};
-use crate::request::{ErrorCode, Request};
+use crate::request::{Answer, ErrorCode, Request, RequestError};
 use crate::state::VolumeState;
 use crate::store::{Owner, Store};
 use crate::types::{
@@ -112,6 +112,17 @@ impl Disks {
         view: &GroupView,
         now: u64,
     ) -> Recovered {
+        self.open_with(ShardOptions::new(server), peer, groups, view, now)
+    }
+
+    fn open_with(
+        &self,
+        options: ShardOptions,
+        peer: PeerId,
+        groups: impl IntoIterator<Item = GroupId>,
+        view: &GroupView,
+        now: u64,
+    ) -> Recovered {
         let replicas: BTreeMap<_, _> =
             groups.into_iter().map(|group| (group, (peer, view.clone(), true))).collect();
         let opening = Opening {
@@ -121,7 +132,7 @@ impl Disks {
             store_id: Uuid::from_u128(1),
             cluster: "cluster".into(),
             replicas,
-            options: ShardOptions::new(server),
+            options,
             now,
             unix_ms: 0,
             wake: Arc::new(|| {}),
@@ -148,20 +159,6 @@ fn turn(shard: &mut Shard, now: u64, inputs: impl IntoIterator<Item = Input>) ->
         let Some(offset) = shard.awaits_log() else { return out };
         shard.wal().wait_durable(offset).wait().unwrap();
     }
-}
-
-/// A write of 8 KiB.
-pub(super) fn write(group: GroupId, number: u64) -> Input {
-    let op = Op::Blocks(BlockOp {
-        volume: VOLUME,
-        epoch: AttachEpoch(1),
-        layer: Layer(0),
-        number: Sequence(number),
-        floor_distance: number as u32 - 1,
-        range: BlockRange { chunk: ChunkIndex(0), first: 2 * number as u16, blocks: 2 },
-        change: Change::write(vec![0; 2 * BLOCK_BYTES].into()),
-    });
-    Input::Client { ticket: number, request: Request::Op { group, op } }
 }
 
 fn from_leader(group: GroupId, body: PeerBody) -> Input {
@@ -205,21 +202,6 @@ fn a_log_that_fails_under_the_record_of_a_checkpoint_ends_the_shard() {
     shard.wal().wait_durable(record).wait().unwrap_err();
     let failure = shard.turn(0, &mut inputs, &mut out).unwrap_err();
     assert!(matches!(failure, ShardFailure::Log(_)), "{failure}");
-}
-
-#[test]
-fn an_offer_that_is_not_needed_is_answered_with_the_commit_index() {
-    let disks = Disks::new(&[entries(GROUP, 3, 3)]);
-    let mut shard = disks.open([GROUP], &view_of_three()).shard;
-    let offer = PeerBody::Offer { term: Term(2), applied: Index(3) };
-    let out = turn(&mut shard, 0, [from_leader(GROUP, offer)]);
-    let answers = out.messages.iter().filter_map(|(_, message)| match &message.body {
-        PeerBody::Raft(message) => Some((message.get_msg_type(), message.index, message.reject)),
-        _ => None,
-    });
-    let answers: Vec<_> = answers.collect();
-    assert_eq!(answers, [(MessageType::MsgAppendResponse, 3, false)]);
-    assert!(out.pulls.is_empty());
 }
 
 /// The group comes back with another replica while records of the first one are on their way.
@@ -366,11 +348,131 @@ fn what_a_leader_accepts_in_one_pass_is_bounded() {
     for tick in 1..=30 {
         turn(&mut shard, 100 * tick, []);
     }
-    let out = turn(&mut shard, 3000, (1..=20).map(|number| write(GROUP, number)));
-    let busy = |answer: &Result<_, crate::request::RequestError>| {
-        answer.as_ref().is_err_and(|error| error.code == ErrorCode::Busy)
-    };
-    let refused = out.answers.iter().filter(|(_, answer)| busy(answer)).count();
+    let out = turn(&mut shard, 3000, (1..=20).map(write));
+    let refused = out.answers.iter().filter(|(_, answer)| is_busy(answer)).count();
     // 1/32 of the ring: three ops of 8 KiB and their heads.
     assert_eq!((refused, out.answers.len()), (17, 20), "{:?}", out.answers);
+}
+
+/// A write of 8 KiB.
+/// A write of 8 KiB.
+pub(super) fn write(number: u64) -> Input {
+    let op = Op::Blocks(BlockOp {
+        volume: VOLUME,
+        epoch: AttachEpoch(1),
+        layer: Layer(0),
+        number: Sequence(number),
+        floor_distance: 0,
+        range: BlockRange { chunk: ChunkIndex(0), first: 2 * number as u16, blocks: 2 },
+        change: Change::write(vec![0; 2 * BLOCK_BYTES].into()),
+    });
+    Input::Client { ticket: number, request: Request::Op { group: GROUP, op } }
+}
+
+fn is_busy(answer: &Result<Answer, RequestError>) -> bool {
+    answer.as_ref().is_err_and(|error| error.code == ErrorCode::Busy)
+}
+
+/// A leader whose first follower has everything, and whose second one may lag.
+struct Leader {
+    shard: Shard,
+    now: u64,
+    writes: u64,
+    _disks: Disks,
+}
+
+impl Leader {
+    /// The leader of a group, with memory for eight writes.
+    fn new() -> Self {
+        let disks = Disks::new(&[entries(GROUP, 1, 1)]);
+        let options = ShardOptions { entry_cache_bytes: 70 << 10, ..ShardOptions::new(SERVER) };
+        let shard = disks.open_with(options, PEER, [GROUP], &view_of_three(), 0).shard;
+        let mut leader = Self { shard, now: 0, writes: 0, _disks: disks };
+        for tick in 1..=10 {
+            turn(&mut leader.shard, 200 * tick, []);
+        }
+        leader.now = 2000;
+        for kind in [MessageType::MsgRequestPreVoteResponse, MessageType::MsgRequestVoteResponse] {
+            leader.respond(OTHERS[0], kind, 0);
+        }
+        for other in OTHERS {
+            let server = ServerId(other.0 as u32);
+            let state = Input::PeerState { server, free_slots: 10_000 };
+            turn(&mut leader.shard, leader.now, [state]);
+            leader.acknowledge(other);
+        }
+        leader
+    }
+
+    fn respond(&mut self, from: PeerId, msg_type: MessageType, index: u64) -> Output {
+        let term = 2;
+        let message =
+            Message { msg_type, from: from.0, to: PEER.0, term, index, ..Message::default() };
+        let body = PeerBody::Raft(Box::new(message));
+        let message = PeerMessage { group: GROUP, from, to: PEER, body };
+        let server = ServerId(from.0 as u32);
+        turn(&mut self.shard, self.now, [Input::Peer { server, message }])
+    }
+
+    /// A follower has all entries.
+    fn acknowledge(&mut self, follower: PeerId) -> Output {
+        let last = self.shard.replica_status(GROUP).unwrap().last.0;
+        self.respond(follower, MessageType::MsgAppendResponse, last)
+    }
+
+    /// Writes with the first follower. Returns whether the leader has taken the write.
+    fn write(&mut self) -> bool {
+        self.writes += 1;
+        let out = turn(&mut self.shard, self.now, [write(self.writes)]);
+        if let [(_, answer)] = &out.answers[..] {
+            assert!(is_busy(answer), "{answer:?}");
+            return false;
+        }
+        let out = self.acknowledge(OTHERS[0]);
+        assert!(matches!(out.answers[..], [(_, Ok(_))]), "{out:?}");
+        true
+    }
+
+    /// Writes until the leader refuses one.
+    fn write_until_busy(&mut self) {
+        // Half of the memory, and the write that exceeds it.
+        let taken = (0..20).take_while(|_| self.write()).count();
+        assert!((4..=6).contains(&taken), "{taken} writes");
+    }
+}
+
+#[test]
+fn a_leader_waits_for_a_follower_before_it_needs_all_blocks() {
+    let mut leader = Leader::new();
+    for _ in 0..3 {
+        leader.write_until_busy();
+        // The follower can be brought up with entries.
+        leader.acknowledge(OTHERS[1]);
+    }
+    for _ in 0..20 {
+        assert!(leader.write());
+        leader.acknowledge(OTHERS[1]);
+    }
+}
+
+#[test]
+fn a_leader_does_not_wait_for_a_follower_that_does_not_catch_up() {
+    let mut leader = Leader::new();
+    leader.write_until_busy();
+    leader.now += 1999;
+    assert!(!leader.write());
+    leader.now += 1;
+    assert!((0..20).all(|_| leader.write()));
+    // It has caught up by itself, and may be waited for again.
+    leader.acknowledge(OTHERS[1]);
+    leader.write_until_busy();
+}
+
+#[test]
+fn a_leader_does_not_wait_for_a_server_without_a_connection() {
+    let mut leader = Leader::new();
+    leader.write_until_busy();
+    let down = Input::PeerDown { server: ServerId(OTHERS[1].0 as u32), is_gone: false };
+    turn(&mut leader.shard, leader.now, [down]);
+    assert!((0..20).all(|_| leader.write()));
 }
