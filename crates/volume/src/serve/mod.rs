@@ -10,6 +10,8 @@ mod control;
 mod driver;
 mod opening;
 mod outage;
+#[cfg(test)]
+mod tests;
 mod translate;
 
 use std::collections::HashMap;
@@ -32,7 +34,8 @@ use self::control::Control;
 use self::driver::{Driver, Event, Events};
 use self::outage::Outage;
 use crate::net::{
-    Directory, Features, Host, Identity, Local, Net, NetEvent, NetLimits, ServerRecord,
+    Directory, Features, Host, Identity, Local, MIN_WINDOW_BYTES, Net, NetEvent, NetLimits,
+    ServerRecord,
 };
 use crate::registry::Registry;
 use crate::shard::{Apply, ShardCounters};
@@ -43,6 +46,10 @@ use crate::types::ServerId;
 /// to 16 MiB of ops, and each of them a head. A ring below 256 MiB needs less, a sixteenth for the
 /// ops of such a group.
 pub const RECORD_BYTES: u32 = 24 << 20;
+
+/// The window of a client's connection. A leader with a small log takes less at a time, and would
+/// answer what is beyond it with `Busy`.
+const MAX_WINDOW_BYTES: u32 = 8 << 20;
 
 /// What a server needs.
 pub struct ServeOptions {
@@ -171,7 +178,9 @@ impl Server {
             cluster: crate::net::cluster_id(&options.cluster),
             identity: Some(Identity { server: id, opening: opened.record }),
             features: Features::PULLS,
-            window_bytes: 8 << 20,
+            window_bytes: u32::try_from(opened.shard.proposal_bytes())
+                .unwrap_or(MAX_WINDOW_BYTES)
+                .clamp(MIN_WINDOW_BYTES, MAX_WINDOW_BYTES),
         };
         let sink = Sink {
             events: Arc::clone(&events),

@@ -477,6 +477,11 @@ impl Shard {
         self.log.queued_bytes() > 0 || self.checkpoint.blocks_log()
     }
 
+    /// Bytes of the ops of a group that may wait to be applied. Above it ops are refused.
+    pub fn proposal_bytes(&self) -> usize {
+        self.options.proposal_bytes
+    }
+
     /// Slots of the store, and how many of them are free.
     pub fn slots(&self) -> (u32, u32) {
         (self.store.slots(), self.store.free_slots())
