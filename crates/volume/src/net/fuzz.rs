@@ -170,6 +170,17 @@ mod tests {
         }
     }
 
+    /// Found by the fuzzer: a client states an incarnation.
+    #[test]
+    fn the_handshake_of_a_client_has_one_meaning() {
+        let mut data = vec![0; 128];
+        (data[0], data[1], data[3]) = (0xff, 1, 1);
+        assert_eq!(check(&data), Ok(true), "a client states nothing of an opening");
+        // The last byte of the incarnation.
+        data[1 + 87] = 1;
+        assert_eq!(check(&data), Ok(false));
+    }
+
     #[test]
     fn changed_seeds_are_refused_or_have_one_meaning() {
         let seeds = seeds();

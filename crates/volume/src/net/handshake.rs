@@ -315,10 +315,8 @@ impl Hello {
             }
         })?;
         let Fields { server, opening, .. } = fields;
-        // A run has an incarnation also where the rest is zero.
-        let is_nothing = ServerRecord { incarnation: Uuid::nil(), ..opening } == NO_OPENING;
-        if server == 0 && !is_nothing {
-            return Err(WireError::field("mark of a client", opening.mark).into());
+        if server == 0 && opening != NO_OPENING {
+            return Err(WireError::field("opening of a client", opening.mark).into());
         }
         let identity = Identity { server: ServerId(server), opening };
         Ok(Self {
