@@ -149,8 +149,8 @@ counts! {
         stopped,
         /// Logs that hung for a while.
         hung,
-        /// Times that a server has found its log to be stalled.
-        log_stalls,
+        /// Times that a server has found a device to be stalled.
+        stalls,
         /// Leaders elected.
         elections,
         /// Completed checkpoints.
@@ -171,7 +171,7 @@ counts! {
 impl Outcome {
     fn add_counters(&mut self, counters: ShardCounters) {
         self.elections += counters.elections;
-        self.log_stalls += counters.log_stalls;
+        self.stalls += counters.stalls;
         self.checkpoints += counters.checkpoints;
         self.carried_forward += counters.carried_forward;
         self.installs += counters.installs;

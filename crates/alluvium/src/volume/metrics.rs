@@ -41,8 +41,8 @@ impl Collector for VolumeCollector {
                 view.overlay_bytes,
             ),
             (
-                "volume_log_stalled",
-                "1 while the log's device completes nothing for 2 s or more",
+                "volume_device_stalled",
+                "1 while a device completes nothing for 2 s or more",
                 view.is_stalled.into(),
             ),
             (
@@ -90,7 +90,7 @@ impl Collector for VolumeCollector {
                     "Log records of a commit index alone",
                     counters.commit_records,
                 ),
-                ("volume_log_stalls", "Times that the log has stalled", counters.log_stalls),
+                ("volume_device_stalls", "Times that a device has stalled", counters.stalls),
                 ("volume_elections", "Elections that a replica here has won", counters.elections),
                 ("volume_turns", "Turns of the task that serves all replicas", counters.turns),
                 ("volume_store_block_writes", "Writes of blocks to the store", store.block_writes),

@@ -139,6 +139,12 @@ impl LogWriter {
         self.wal
     }
 
+    /// Number of items that are not durable.
+    #[cfg(test)]
+    pub(crate) fn items(&self) -> usize {
+        self.items.len()
+    }
+
     /// Adds an item behind all others.
     pub(crate) fn push(&mut self, item: Item) {
         self.queued_bytes += item.record.as_ref().map_or(0, Encoded::len);

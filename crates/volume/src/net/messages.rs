@@ -45,7 +45,7 @@ pub struct GroupMessage {
 pub struct SenderState {
     /// Free slots of its store.
     pub free_slots: u32,
-    /// The device of its log has completed nothing for ten ticks: it leads no group.
+    /// One of its devices has completed nothing for ten ticks: it leads no group.
     pub is_stalled: bool,
     /// It drops appends with entries.
     pub drops_entries: bool,

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use super::translate::{Arriving, PeerOutput, Sent, from_peer, from_pull, to_peer, to_pull};
 use crate::messages::{PullFrame, PullRequest};
 use crate::net::{Directory, Held, Local, Net, NetEvent, PullSender, PullStream, SenderState};
-use crate::shard::{Input, Notice, Output, Shard, ShardFailure};
+use crate::shard::{Input, Notice, Output, ServerState, Shard, ShardFailure};
 use crate::types::{GroupId, ServerId};
 
 /// Frames of a pull that wait for their connection: those with the volumes come together.
@@ -157,8 +157,9 @@ impl Driver {
         match event {
             NetEvent::Peer { server, frame, held: _held } => {
                 if let crate::net::PeerFrame::Messages(messages) = &frame {
-                    let free_slots = messages.sender.free_slots;
-                    inputs.push_back(Input::PeerState { server, free_slots });
+                    let SenderState { free_slots, is_stalled, .. } = messages.sender;
+                    let state = ServerState { free_slots, is_stalled };
+                    inputs.push_back(Input::PeerState { server, state });
                 }
                 let messages = from_peer(frame).into_iter();
                 inputs.extend(messages.map(|message| Input::Peer { server, message }));
@@ -308,13 +309,13 @@ impl Driver {
 
     /// What other servers and the metrics see of this one.
     fn show(&self, was_stalled: &mut bool) {
-        let is_stalled = self.shard.log_is_stalled();
+        let is_stalled = self.shard.is_stalled();
         match (*was_stalled, is_stalled) {
             (false, true) => tracing::warn!(
-                "the device of the write-ahead log has completed nothing for 2 s; this server \
-                 leads no group until it does"
+                device = if self.shard.log_is_stalled() { "write-ahead log" } else { "store" },
+                "a device has completed nothing for 2 s; this server leads no group until it does"
             ),
-            (true, false) => tracing::info!("the device of the write-ahead log works again"),
+            (true, false) => tracing::info!("the devices complete requests again"),
             _ => {}
         }
         *was_stalled = is_stalled;

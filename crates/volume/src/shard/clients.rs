@@ -39,6 +39,8 @@ pub(super) struct DurableAnswer {
 
 /// Time after which a client tries again when the server is busy, in milliseconds.
 const BUSY_MS: u32 = 10;
+/// Time after which it tries again when the server waits for a follower that lags.
+const LAGS_MS: u32 = 100;
 
 impl Shard {
     pub(super) fn client(&mut self, ticket: u64, request: Request, out: &mut Output) {
@@ -85,7 +87,7 @@ impl Shard {
         }
         if self.waits_for_lagging() {
             let text = "a follower lags";
-            return Err(RequestError { retry_after_ms: BUSY_MS, ..error(ErrorCode::Busy, text) });
+            return Err(RequestError { retry_after_ms: LAGS_MS, ..error(ErrorCode::Busy, text) });
         }
         let replica = self.replica(group)?;
         // Also those of earlier leaders: a follower accepts little more than a leader may have.
@@ -118,8 +120,9 @@ impl Shard {
             return Ok(());
         }
         let replica = &self.replicas[&group];
-        let others = replica.view.peers.values().filter_map(|server| self.free_slots.get(server));
-        let free = others.copied().chain([self.store.free_slots()]).min().unwrap_or_default();
+        let others = replica.view.peers.values().filter_map(|server| self.others.get(server));
+        let others = others.map(|other| other.free_slots);
+        let free = others.chain([self.store.free_slots()]).min().unwrap_or_default();
         // Ops that are proposed and not applied may take as many as they have parts.
         let proposed = replica.waiting.len() + replica.proposals.entries.len();
         let needed = missing + u32::try_from(proposed).unwrap_or(u32::MAX);

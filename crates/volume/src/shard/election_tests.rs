@@ -8,7 +8,7 @@ use alluvium_device::sim::Mode;
 use raft::eraftpb::{Message, MessageType};
 
 use super::tests::{Disks, GROUP, OTHERS, PEER, entries_of, view_of_three, write};
-use super::{Input, Output, Shard};
+use super::{Input, Output, ServerState, Shard};
 use crate::messages::{PeerBody, PeerMessage};
 use crate::types::{GroupId, PeerId, ServerId};
 
@@ -101,7 +101,8 @@ impl Trio {
         self.disks[at].log.set_mode(mode);
         self.hangs[at] = hangs;
         // The process learns of what is durable.
-        self.send(at, self.now, Input::PeerState { server: server(at), free_slots: 1000 });
+        let state = ServerState { free_slots: 1000, is_stalled: false };
+        self.send(at, self.now, Input::PeerState { server: server(at), state });
     }
 
     /// A client writes to a server.
@@ -415,13 +416,15 @@ fn a_leader_whose_log_hangs_is_replaced_within_20_ticks() {
         assert!(trio.shards[hung].log_is_stalled());
         trio.elect(1700);
         let leader = trio.leader().expect("there is one");
+        let waiting = trio.shards[hung].waiting_items();
         trio.run(3000);
         assert_eq!(trio.leader(), Some(leader), "the server whose log hangs holds no election");
+        assert_eq!(trio.shards[hung].waiting_items(), waiting, "responses that wait for the log");
         trio.set_hangs(hung, false);
         trio.run(1000);
         assert_eq!(trio.leader(), Some(leader));
         assert!(!trio.shards[hung].log_is_stalled());
-        assert_eq!(trio.shards[hung].counters().log_stalls, 1);
+        assert_eq!(trio.shards[hung].counters().stalls, 1);
         let last = |at: usize| trio.shards[at].replica_status(GROUP).unwrap().last;
         assert_eq!([last(0), last(1)], [last(leader); 2]);
     }

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::Shard;
-use crate::types::{GroupId, Index};
+use super::replica::Replica;
+use crate::types::{GroupId, Index, ServerId};
 
 /// Time for which ops are refused, in milliseconds. A server that does not catch up in this time
 /// has stopped, or is far slower than the others.
@@ -12,28 +13,48 @@ const WAIT_MS: u64 = 2_000;
 
 /// A server with followers that lag.
 pub(super) struct Lagging {
-    /// The entries that they lack.
+    /// The entries that they lack, or have lacked.
     groups: BTreeMap<GroupId, Index>,
-    /// Until then ops are refused. Not again before it has caught up in all of these groups.
+    /// Until then ops are refused. Not again before the server has caught up in all of these
+    /// groups, also if it was away in between.
     until: u64,
+}
+
+impl Lagging {
+    fn new(now: u64) -> Self {
+        Self { groups: BTreeMap::new(), until: now + WAIT_MS }
+    }
+
+    /// Whether the server has all entries that were noted. Those that it has are forgotten, so that
+    /// each is looked at once.
+    fn has_caught_up(&mut self, server: ServerId, replicas: &BTreeMap<GroupId, Replica>) -> bool {
+        while let Some((group, index)) = self.groups.first_key_value() {
+            if replicas.get(group).is_some_and(|replica| replica.is_ahead_of(server, *index)) {
+                return false;
+            }
+            self.groups.pop_first();
+        }
+        true
+    }
 }
 
 impl Shard {
     /// Notes followers that lack an entry when half of the memory for entries is behind it. The
     /// entries of all groups share that memory.
     pub(super) fn note_lagging(&mut self) {
-        let Self { cache, replicas, free_slots, lagging, options, now, .. } = self;
+        let Self { cache, replicas, others, lagging, options, now, .. } = self;
         while let Some((group, index)) = cache.pass(options.entry_cache_bytes / 2) {
             let Some(replica) = replicas.get(&group).filter(|replica| replica.is_leader()) else {
                 continue;
             };
             for (peer, server) in &replica.view.peers {
-                let is_connected = free_slots.contains_key(server);
-                if is_connected && replica.can_bring_up(*peer, index) {
-                    let until = *now + WAIT_MS;
-                    let new = || Lagging { groups: BTreeMap::new(), until };
-                    let server = lagging.entry(*server).or_insert_with(new);
-                    server.groups.insert(group, index);
+                let is_well = others.get(server).is_some_and(|other| !other.is_stalled);
+                if is_well && replica.can_bring_up(*peer, index) {
+                    let lags = lagging.entry(*server).or_insert_with(|| Lagging::new(*now));
+                    if lags.has_caught_up(*server, replicas) {
+                        *lags = Lagging::new(*now);
+                    }
+                    lags.groups.insert(group, index);
                 }
             }
         }
@@ -41,16 +62,11 @@ impl Shard {
 
     /// Whether ops are refused until a server has caught up.
     pub(super) fn waits_for_lagging(&mut self) -> bool {
-        let Self { replicas, free_slots, lagging, now, .. } = self;
-        lagging.retain(|server, Lagging { groups, .. }| {
-            groups.retain(|group, index| {
-                replicas.get(group).is_some_and(|replica| {
-                    let mut peers = replica.view.peers.iter().filter(|(_, on)| *on == server);
-                    peers.any(|(peer, _)| replica.can_bring_up(*peer, *index))
-                })
-            });
-            !groups.is_empty() && free_slots.contains_key(server)
-        });
-        lagging.values().any(|server| *now < server.until)
+        let Self { replicas, others, lagging, now, .. } = self;
+        lagging.iter_mut().any(|(server, lags)| {
+            *now < lags.until
+                && others.get(server).is_some_and(|other| !other.is_stalled)
+                && !lags.has_caught_up(*server, replicas)
+        })
     }
 }

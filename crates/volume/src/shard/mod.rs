@@ -108,6 +108,15 @@ impl ShardOptions {
     }
 }
 
+/// What a server states of itself to the others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerState {
+    /// Free slots of its store.
+    pub free_slots: u32,
+    /// One of its devices completes nothing.
+    pub is_stalled: bool,
+}
+
 /// What happens outside of the shard.
 #[derive(Debug)]
 pub enum Input {
@@ -122,8 +131,8 @@ pub enum Input {
     PeerState {
         /// The server.
         server: ServerId,
-        /// Free slots of its store.
-        free_slots: u32,
+        /// What it states.
+        state: ServerState,
     },
     /// The connection to another server has ended.
     PeerDown {
@@ -311,8 +320,8 @@ pub struct Shard {
     next_read: u64,
     sources: BTreeMap<u64, Source>,
     next_attempt: u64,
-    /// Free slots of other servers.
-    free_slots: BTreeMap<ServerId, u32>,
+    /// What the servers that are connected have stated last.
+    others: BTreeMap<ServerId, ServerState>,
     /// Ops that are applied and whose blocks are not durable in the store yet.
     durable_answers: Vec<DurableAnswer>,
     stall: Stall,
@@ -348,8 +357,8 @@ pub struct ShardCounters {
     pub commit_records: u64,
     /// Elections that a replica of this server has won.
     pub elections: u64,
-    /// Times that the log has stalled.
-    pub log_stalls: u64,
+    /// Times that a device has stalled.
+    pub stalls: u64,
 }
 
 impl Shard {
@@ -370,6 +379,9 @@ impl Shard {
         if let Some(stopped) = self.log.wal().stopped() {
             return Err(stopped.into());
         }
+        // The devices may have made progress since the last tick.
+        self.take_durable(out);
+        self.take_landed(out)?;
         self.tick(out);
         loop {
             let mut is_busy = self.take_durable(out);
@@ -398,8 +410,8 @@ impl Shard {
     fn input(&mut self, input: Input, out: &mut Output) {
         match input {
             Input::Peer { server, message } => self.peer(server, message, out),
-            Input::PeerState { server, free_slots } => {
-                self.free_slots.insert(server, free_slots);
+            Input::PeerState { server, state } => {
+                self.others.insert(server, state);
             }
             Input::PeerDown { server, is_gone } => self.peer_down(server, is_gone),
             Input::Client { ticket, request } => self.client(ticket, request, out),
@@ -433,8 +445,9 @@ impl Shard {
             return;
         }
         if let PeerBody::Raft(message) = &body
-            && replica.take_idle(message, out)
+            && (self.stall.log_is_stalled() || replica.take_idle(message, out))
         {
+            // A response would wait for the log, and so many could wait.
             return;
         }
         match body {
@@ -490,6 +503,12 @@ impl Shard {
     /// Whether so much of the ring is in use that entries of other servers are dropped.
     pub fn refuses_entries(&self) -> bool {
         self.ring_is_above(3, 4)
+    }
+
+    /// Number of items that wait for the log.
+    #[cfg(test)]
+    fn waiting_items(&self) -> usize {
+        self.log.items()
     }
 
     /// The log.

@@ -189,7 +189,7 @@ impl Shard {
             next_read: 0,
             sources: BTreeMap::new(),
             next_attempt: 0,
-            free_slots: BTreeMap::new(),
+            others: BTreeMap::new(),
             durable_answers: Vec::new(),
             stall: Stall::default(),
             now,

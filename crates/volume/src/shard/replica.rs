@@ -444,6 +444,14 @@ impl Replica {
         others.filter(|peer| **peer < self.peer).count() as u64
     }
 
+    /// Whether the replica leads, and its follower on a server lacks the entry at `index`.
+    pub(super) fn is_ahead_of(&self, server: ServerId, index: Index) -> bool {
+        let lacks =
+            |peer: &PeerId| self.raft.raft.prs().get(peer.0).is_some_and(|it| it.matched < index.0);
+        let mut peers = self.view.peers.iter().filter(|(_, on)| **on == server);
+        self.is_leader() && peers.any(|(peer, _)| lacks(peer))
+    }
+
     /// Whether a follower lacks the entry at `index`, and the leader has all entries in memory that
     /// it lacks.
     pub(super) fn can_bring_up(&self, peer: PeerId, index: Index) -> bool {

@@ -9,7 +9,9 @@ use raft::eraftpb::{Entry, Message, MessageType};
 use uuid::Uuid;
 
 use super::entries::encode;
-use super::{Input, Notice, Opening, Output, Recovered, Shard, ShardFailure, ShardOptions};
+use super::{
+    Input, Notice, Opening, Output, Recovered, ServerState, Shard, ShardFailure, ShardOptions,
+};
 use crate::group::GroupView;
 use crate::log::{Encoded, Install, LogWriter, Record};
 use crate::messages::{PeerBody, PeerMessage, PullChunk, PullContent, PullFrame, PullItem};
@@ -355,8 +357,11 @@ fn what_a_leader_accepts_in_one_pass_is_bounded() {
 }
 
 /// A write of 8 KiB.
-/// A write of 8 KiB.
 pub(super) fn write(number: u64) -> Input {
+    write_to(GROUP, number)
+}
+
+fn write_to(group: GroupId, number: u64) -> Input {
     let op = Op::Blocks(BlockOp {
         volume: VOLUME,
         epoch: AttachEpoch(1),
@@ -366,69 +371,95 @@ pub(super) fn write(number: u64) -> Input {
         range: BlockRange { chunk: ChunkIndex(0), first: 2 * number as u16, blocks: 2 },
         change: Change::write(vec![0; 2 * BLOCK_BYTES].into()),
     });
-    Input::Client { ticket: number, request: Request::Op { group: GROUP, op } }
+    Input::Client { ticket: number, request: Request::Op { group, op } }
 }
 
 fn is_busy(answer: &Result<Answer, RequestError>) -> bool {
     answer.as_ref().is_err_and(|error| error.code == ErrorCode::Busy)
 }
 
+/// The groups of a [`Leader`].
+const GROUPS: [GroupId; 2] = [GROUP, GroupId(2)];
+
 /// A leader whose first follower has everything, and whose second one may lag.
 struct Leader {
     shard: Shard,
     now: u64,
-    writes: u64,
+    /// Number of writes to each group.
+    writes: [u64; 2],
     _disks: Disks,
 }
 
 impl Leader {
-    /// The leader of a group, with memory for eight writes.
+    /// The leader of two groups, with memory for eight writes.
     fn new() -> Self {
-        let disks = Disks::new(&[entries(GROUP, 1, 1)]);
+        let disks = Disks::new(&GROUPS.map(|group| entries(group, 1, 1)));
         let options = ShardOptions { entry_cache_bytes: 70 << 10, ..ShardOptions::new(SERVER) };
-        let shard = disks.open_with(options, PEER, [GROUP], &view_of_three(), 0).shard;
-        let mut leader = Self { shard, now: 0, writes: 0, _disks: disks };
+        let shard = disks.open_with(options, PEER, GROUPS, &view_of_three(), 0).shard;
+        let mut leader = Self { shard, now: 0, writes: [0; 2], _disks: disks };
         for tick in 1..=10 {
             turn(&mut leader.shard, 200 * tick, []);
         }
         leader.now = 2000;
-        for kind in [MessageType::MsgRequestPreVoteResponse, MessageType::MsgRequestVoteResponse] {
-            leader.respond(OTHERS[0], kind, 0);
+        for group in GROUPS {
+            for kind in
+                [MessageType::MsgRequestPreVoteResponse, MessageType::MsgRequestVoteResponse]
+            {
+                leader.respond(group, OTHERS[0], kind, 0);
+            }
         }
         for other in OTHERS {
-            let server = ServerId(other.0 as u32);
-            let state = Input::PeerState { server, free_slots: 10_000 };
-            turn(&mut leader.shard, leader.now, [state]);
-            leader.acknowledge(other);
+            leader.state(other, false);
+            for group in GROUPS {
+                leader.acknowledge(group, other);
+            }
         }
         leader
     }
 
-    fn respond(&mut self, from: PeerId, msg_type: MessageType, index: u64) -> Output {
+    /// A server states something of itself.
+    fn state(&mut self, of: PeerId, is_stalled: bool) {
+        let server = ServerId(of.0 as u32);
+        let state = ServerState { free_slots: 10_000, is_stalled };
+        turn(&mut self.shard, self.now, [Input::PeerState { server, state }]);
+    }
+
+    fn respond(
+        &mut self,
+        group: GroupId,
+        from: PeerId,
+        msg_type: MessageType,
+        index: u64,
+    ) -> Output {
         let term = 2;
         let message =
             Message { msg_type, from: from.0, to: PEER.0, term, index, ..Message::default() };
         let body = PeerBody::Raft(Box::new(message));
-        let message = PeerMessage { group: GROUP, from, to: PEER, body };
+        let message = PeerMessage { group, from, to: PEER, body };
         let server = ServerId(from.0 as u32);
         turn(&mut self.shard, self.now, [Input::Peer { server, message }])
     }
 
     /// A follower has all entries.
-    fn acknowledge(&mut self, follower: PeerId) -> Output {
-        let last = self.shard.replica_status(GROUP).unwrap().last.0;
-        self.respond(follower, MessageType::MsgAppendResponse, last)
+    fn acknowledge(&mut self, group: GroupId, follower: PeerId) -> Output {
+        let last = self.shard.replica_status(group).unwrap().last.0;
+        self.respond(group, follower, MessageType::MsgAppendResponse, last)
+    }
+
+    fn write(&mut self) -> bool {
+        self.write_to(0)
     }
 
     /// Writes with the first follower. Returns whether the leader has taken the write.
-    fn write(&mut self) -> bool {
-        self.writes += 1;
-        let out = turn(&mut self.shard, self.now, [write(self.writes)]);
+    fn write_to(&mut self, group: usize) -> bool {
+        self.writes[group] += 1;
+        let write = write_to(GROUPS[group], self.writes[group]);
+        let out = turn(&mut self.shard, self.now, [write]);
         if let [(_, answer)] = &out.answers[..] {
             assert!(is_busy(answer), "{answer:?}");
             return false;
         }
-        let out = self.acknowledge(OTHERS[0]);
+        let out = self.acknowledge(GROUPS[group], OTHERS[0]);
         assert!(matches!(out.answers[..], [(_, Ok(_))]), "{out:?}");
         true
     }
@@ -447,11 +478,11 @@ fn a_leader_waits_for_a_follower_before_it_needs_all_blocks() {
     for _ in 0..3 {
         leader.write_until_busy();
         // The follower can be brought up with entries.
-        leader.acknowledge(OTHERS[1]);
+        leader.acknowledge(GROUP, OTHERS[1]);
     }
     for _ in 0..20 {
         assert!(leader.write());
-        leader.acknowledge(OTHERS[1]);
+        leader.acknowledge(GROUP, OTHERS[1]);
     }
 }
 
@@ -464,7 +495,7 @@ fn a_leader_does_not_wait_for_a_follower_that_does_not_catch_up() {
     leader.now += 1;
     assert!((0..20).all(|_| leader.write()));
     // It has caught up by itself, and may be waited for again.
-    leader.acknowledge(OTHERS[1]);
+    leader.acknowledge(GROUP, OTHERS[1]);
     leader.write_until_busy();
 }
 
@@ -475,4 +506,67 @@ fn a_leader_does_not_wait_for_a_server_without_a_connection() {
     let down = Input::PeerDown { server: ServerId(OTHERS[1].0 as u32), is_gone: false };
     turn(&mut leader.shard, leader.now, [down]);
     assert!((0..20).all(|_| leader.write()));
+}
+
+#[test]
+fn a_leader_does_not_wait_for_a_server_whose_device_is_stalled() {
+    let mut leader = Leader::new();
+    leader.write_until_busy();
+    leader.state(OTHERS[1], true);
+    assert!((0..20).all(|_| leader.write()));
+}
+
+/// Entries that have left memory do not count as received.
+#[test]
+fn a_leader_waits_once_for_a_server_that_does_not_catch_up_in_any_group() {
+    let mut leader = Leader::new();
+    leader.write_until_busy();
+    leader.now += 2000;
+    assert!((0..20).all(|_| leader.write()), "the entry leaves memory");
+    assert!((0..20).all(|_| leader.write_to(1)));
+    // Neither does it count that the server was away.
+    let down = Input::PeerDown { server: ServerId(OTHERS[1].0 as u32), is_gone: false };
+    turn(&mut leader.shard, leader.now, [down]);
+    leader.state(OTHERS[1], false);
+    assert!((0..20).all(|_| leader.write_to(1)));
+    for group in GROUPS {
+        leader.acknowledge(group, OTHERS[1]);
+    }
+    leader.write_until_busy();
+}
+
+#[test]
+fn a_leader_whose_store_hangs_steps_down_when_its_overlay_is_full() {
+    let disks = Disks::new(&[entries(GROUP, 1, 1)]);
+    let options = ShardOptions { overlay_bytes: 32 << 10, ..ShardOptions::new(SERVER) };
+    let mut shard = disks.open_with(options, PEER, [GROUP], &view(&[PEER]), 0).shard;
+    for tick in 1..=30 {
+        turn(&mut shard, 200 * tick, []);
+    }
+    disks.store.set_mode(Mode::Queued);
+    for number in 1..=3 {
+        turn(&mut shard, 6000, [write(number)]);
+    }
+    for tick in 31..=60 {
+        turn(&mut shard, 200 * tick, []);
+    }
+    assert!(!shard.is_stalled(), "the overlay has space, so nothing waits for the store");
+    for number in 4..=9 {
+        turn(&mut shard, 12_000, [write(number)]);
+    }
+    // In the first tick, the last commit index becomes durable.
+    for tick in 61..=71 {
+        turn(&mut shard, 200 * tick, []);
+        assert!(!shard.is_stalled());
+    }
+    turn(&mut shard, 14_400, []);
+    assert!(shard.is_stalled() && !shard.log_is_stalled());
+    let role = |shard: &Shard| shard.replica_status(GROUP).unwrap().role;
+    assert_ne!(role(&shard), crate::request::Role::Leader);
+    disks.store.set_mode(Mode::Immediate);
+    for tick in 73..=100 {
+        turn(&mut shard, 200 * tick, []);
+    }
+    assert!(!shard.is_stalled());
+    assert_eq!(role(&shard), crate::request::Role::Leader);
 }

@@ -38,8 +38,8 @@ impl Shard {
             next if next > self.now => next,
             _ => self.now + self.options.tick_ms,
         };
-        self.watch_log();
-        let is_stalled = self.log_is_stalled();
+        self.watch_devices();
+        let is_stalled = self.is_stalled();
         for replica in self.replicas.values_mut() {
             if !replica.takes_part() || replica.is_installing() || is_stalled {
                 continue;
@@ -71,7 +71,7 @@ impl Shard {
 
     /// The connection to a server has ended.
     pub(super) fn peer_down(&mut self, server: ServerId, is_gone: bool) {
-        self.free_slots.remove(&server);
+        self.others.remove(&server);
         for replica in self.replicas.values_mut().filter(|replica| replica.takes_part()) {
             if replica.is_installing() {
                 continue;
@@ -98,7 +98,7 @@ impl Shard {
 
     /// Holds the elections that are due, of groups that have no leader.
     fn campaign(&mut self) {
-        let is_stalled = self.log_is_stalled();
+        let is_stalled = self.is_stalled();
         while let Some((at, group)) = self.campaigns.first().copied().filter(|it| it.0 <= self.now)
         {
             self.campaigns.remove(&(at, group));
