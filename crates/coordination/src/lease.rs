@@ -93,7 +93,7 @@ async fn renew(service: Arc<dyn Coordination>, id: LeaseId, ttl: Duration, grant
                 wait = ttl / 3;
             }
             Ok(Err(error @ (Error::LeaseNotFound(_) | Error::Replaced(_)))) => {
-                tracing::warn!(lease = %id, %error, "lease lost");
+                tracing::debug!(lease = %id, %error, "lease lost");
                 return;
             }
             Ok(Err(error)) => {
@@ -103,7 +103,7 @@ async fn renew(service: Arc<dyn Coordination>, id: LeaseId, ttl: Duration, grant
             Err(_) => break,
         }
     }
-    tracing::warn!(lease = %id, ?ttl, "lease not renewed for its time to live");
+    tracing::debug!(lease = %id, ?ttl, "lease not renewed for its time to live");
 }
 
 #[cfg(test)]

@@ -233,7 +233,8 @@ impl Shared {
 async fn keep_connected(shared: Arc<Shared>) {
     let [first, longest] = BACK_OFF;
     let mut pause = first;
-    // An outage is logged once, with its first reason.
+    // Users of the service log an outage with its effect. Here it is logged once, with its first
+    // reason.
     let mut is_away = false;
     loop {
         let reason = match dial(&shared.options).await {
@@ -251,7 +252,7 @@ async fn keep_connected(shared: Arc<Shared>) {
                         pause = first;
                         if std::mem::take(&mut is_away) {
                             let address = &shared.options.address;
-                            tracing::info!(address, "coordination is connected again");
+                            tracing::debug!(address, "coordination is connected again");
                         }
                         running.await
                     }
@@ -263,7 +264,7 @@ async fn keep_connected(shared: Arc<Shared>) {
         };
         if !std::mem::replace(&mut is_away, true) {
             let address = &shared.options.address;
-            tracing::warn!(address, reason, "coordination is not connected");
+            tracing::debug!(address, reason, "coordination is not connected");
         }
         shared.link.send_replace(Link::Down(reason));
         // Clients that lost the same host do not return all at once.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use alluvium_coordination::keys::Keys;
-use alluvium_coordination::{Coordination, Revision};
+use alluvium_coordination::{Changes, Coordination, Revision};
 use futures::StreamExt;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -53,7 +53,6 @@ impl Control {
         let service = Arc::clone(&self.service);
         let after = self.read_groups().await?;
         self.read_servers().await?;
-        self.outage.over();
         let mut changes = service.watch(self.keys.root(), after);
         loop {
             if let Some(notice) = &self.unrecorded {
@@ -68,22 +67,33 @@ impl Control {
                 },
                 change = changes.next() => match change {
                     Some(Ok(changes)) => {
-                        let servers = self.keys.prefix("server");
-                        if changes.events.iter().any(|event| event.key.starts_with(&servers)) {
-                            self.read_servers().await?;
-                        }
-                        for event in &changes.events {
-                            let registry = Registry::new(&*self.service, &self.keys);
-                            if let Some((group, now)) = registry.group_of_event(event)? {
-                                self.group_is(group, now);
-                            }
-                        }
+                        self.take_changes(&changes).await?;
+                        self.outage.over();
                     }
                     Some(Err(error)) => return Err(error.into()),
                     None => return Ok(()),
                 },
+                // A watch waits for the service without an error.
+                answered = answers_later(&*service) => {
+                    answered?;
+                    self.outage.over();
+                }
             }
         }
+    }
+
+    async fn take_changes(&mut self, changes: &Changes) -> Result<(), RegistryError> {
+        let servers = self.keys.prefix("server");
+        if changes.events.iter().any(|event| event.key.starts_with(&servers)) {
+            self.read_servers().await?;
+        }
+        for event in &changes.events {
+            let registry = Registry::new(&*self.service, &self.keys);
+            if let Some((group, now)) = registry.group_of_event(event)? {
+                self.group_is(group, now);
+            }
+        }
+        Ok(())
     }
 
     /// Connects to all servers of the cluster.
@@ -175,6 +185,13 @@ impl Control {
             Ok(()) => Ok(()),
         }
     }
+}
+
+/// Checks, after a pause, that the service can be reached.
+async fn answers_later(service: &dyn Coordination) -> Result<(), RegistryError> {
+    tokio::time::sleep(RETRY).await;
+    service.identity().await?;
+    Ok(())
 }
 
 #[cfg(test)]

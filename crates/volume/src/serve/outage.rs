@@ -48,7 +48,12 @@ impl Outage {
         }
     }
 
-    /// The service answers.
+    #[cfg(test)]
+    pub(super) fn is_over(&self) -> bool {
+        self.times.is_none()
+    }
+
+    /// The service answers. Ends the outage, if there is one.
     pub(super) fn over(&mut self) {
         if let Some((began, _)) = self.times.take() {
             let seconds = began.elapsed().as_secs();

@@ -4,7 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use alluvium_coordination::faulty::{Faults, Faulty};
-use alluvium_coordination::{Identity as StoreIdentity, Limits, ManualClock, MemoryCoordination};
+use alluvium_coordination::{
+    Changes, Conflict, Entry, Error, Identity as StoreIdentity, Lease, LeaseId, Limits,
+    ListRequest, ManualClock, MemoryCoordination, Page, Transaction,
+};
+use async_trait::async_trait;
+use futures::stream::BoxStream;
 
 use super::super::Sink;
 use super::super::driver::Event;
@@ -27,8 +32,15 @@ struct Test {
 }
 
 impl Test {
-    /// Starts the task for the first of three servers, with a volume of 4 groups.
+    /// Starts the task.
     async fn start(faults: Faults, seed: u64) -> Self {
+        let (test, control) = Self::new(faults, seed).await;
+        tokio::spawn(control.run());
+        test
+    }
+
+    /// The task of the first of three servers, with a volume of 4 groups.
+    async fn new(faults: Faults, seed: u64) -> (Self, Control) {
         let identity = StoreIdentity { store: Uuid::nil(), restores: 0 };
         let clock = Arc::new(ManualClock::default());
         let memory = MemoryCoordination::with_identity(Limits::default(), clock, identity);
@@ -83,8 +95,7 @@ impl Test {
             groups: BTreeMap::new(),
             outage: Outage::default(),
         };
-        tokio::spawn(control.run());
-        Self { service, keys, events, notices, incarnation, server }
+        (Self { service, keys, events, notices, incarnation, server }, control)
     }
 
     /// Passes inputs of the shard to `take` until it returns `true`.
@@ -154,4 +165,93 @@ async fn each_notice_is_recorded_whatever_fails() {
         }
         test.until(seed, |peer| peer.lost).await;
     }
+}
+
+/// A service that answers reads, but no changes.
+struct ReadOnly {
+    inner: Arc<Faulty<MemoryCoordination>>,
+    /// Nothing else answers, either, but a watch waits.
+    is_away: bool,
+}
+
+type Answer<T> = Result<T, Error>;
+
+#[async_trait]
+impl Coordination for ReadOnly {
+    async fn identity(&self) -> Answer<StoreIdentity> {
+        match self.is_away {
+            true => Err(Error::Unavailable("away".to_owned())),
+            false => self.inner.identity().await,
+        }
+    }
+
+    async fn get(&self, key: &str) -> Answer<Option<Entry>> {
+        self.inner.get(key).await
+    }
+
+    async fn list(&self, request: &ListRequest) -> Answer<Page> {
+        self.inner.list(request).await
+    }
+
+    async fn commit(&self, _: &Transaction) -> Answer<Result<Revision, Conflict>> {
+        Err(Error::Full("no space".to_owned()))
+    }
+
+    fn watch(&self, prefix: &str, after: Revision) -> BoxStream<'static, Answer<Changes>> {
+        self.inner.watch(prefix, after)
+    }
+
+    async fn grant(&self, ttl: Duration) -> Answer<Lease> {
+        self.inner.grant(ttl).await
+    }
+
+    async fn keep_alive(&self, lease: LeaseId) -> Answer<()> {
+        self.inner.keep_alive(lease).await
+    }
+
+    async fn revoke(&self, lease: LeaseId) -> Answer<()> {
+        self.inner.revoke(lease).await
+    }
+}
+
+const NO_FAULTS: Faults =
+    Faults { refused: 0, lost: 0, unanswered: 0, late: 0, expired: 0, delayed: 0, cut_off: 0 };
+
+/// Follows the registry for some time without an error.
+async fn follow_well(control: &mut Control) {
+    let followed = tokio::time::timeout(RETRY * 3, control.follow()).await;
+    assert!(followed.is_err(), "{followed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_over_once_the_registry_also_takes_changes() {
+    let (test, mut control) = Test::new(NO_FAULTS, 1).await;
+    follow_well(&mut control).await;
+    let created = test.events.take().into_iter().find_map(|event| match event {
+        Event::Input(Input::Create { group, peer, .. }) => Some((group, peer)),
+        _ => None,
+    });
+    let (group, peer) = created.expect("a group has a replica here");
+    control.service = Arc::new(ReadOnly { inner: Arc::clone(&test.service), is_away: false });
+    test.notices.send(Notice::Created { group, peer, is_recovered: false }).unwrap();
+    for _ in 0..3 {
+        let error = control.follow().await.unwrap_err();
+        assert!(matches!(error, RegistryError::Coordination(Error::Full(_))), "{error}");
+        control.outage.failed("changes fail", &error);
+        assert!(!control.outage.is_over());
+    }
+    control.service = Arc::<Faulty<_>>::clone(&test.service);
+    follow_well(&mut control).await;
+    assert!(control.outage.is_over());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_cannot_be_reached_is_noticed_without_a_notice() {
+    let (test, mut control) = Test::new(NO_FAULTS, 1).await;
+    control.service = Arc::new(ReadOnly { inner: Arc::clone(&test.service), is_away: true });
+    let error = control.follow().await.unwrap_err();
+    assert!(matches!(error, RegistryError::Coordination(Error::Unavailable(_))), "{error}");
+    control.outage.failed("it is away", &error);
+    control.follow().await.unwrap_err();
+    assert!(!control.outage.is_over());
 }
