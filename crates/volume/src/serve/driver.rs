@@ -95,7 +95,8 @@ struct Streams {
 }
 
 impl Driver {
-    /// Runs the shard until it fails, or [`Event::Stop`] arrives. Then the log is closed.
+    /// Runs the shard until it fails, or [`Event::Stop`] arrives. Then the log is
+    /// closed, unless its device hangs.
     pub(super) async fn run(mut self) -> Result<(), ShardFailure> {
         let mut streams = Streams::default();
         let mut inputs = VecDeque::new();
@@ -109,6 +110,13 @@ impl Driver {
             self.dispatch(&mut streams, &mut out);
             self.show(&mut is_stalled);
             if is_stopping {
+                if self.shard.log_is_stalled() {
+                    tracing::warn!(
+                        "the device of the write-ahead log completes nothing: the log is not \
+                         closed, and the next start recovers"
+                    );
+                    return Ok(());
+                }
                 return close(self.shard.into_wal()).await;
             }
             let awaited = self.shard.awaits_log();

@@ -84,7 +84,7 @@ pub(super) struct Opened {
 /// As [`Steps`], on any thread.
 pub(super) type SentSteps = Box<dyn FnMut(&'static str) -> Progress + Send>;
 
-/// A step of an opening, and of the parts in it that wait for the registry.
+/// The step while an opening waits for the registry.
 const WAITING: &str = "waiting for the coordination service";
 
 /// Opens the server of the devices.
