@@ -222,7 +222,7 @@ impl Volume {
         let permits = self.permits(&request);
         match self.memory.clone().try_acquire_many_owned(permits) {
             Ok(permit) => {
-                self.shared.submit(request, completion, permit);
+                self.shared.submit(self.shared.origin.elapsed(), request, completion, permit);
                 Ok(())
             }
             Err(_) => Err((request, completion)),
@@ -236,6 +236,8 @@ impl Volume {
 
     async fn run(&self, request: UserRequest) -> Result<Done, Failure> {
         let permits = self.permits(&request);
+        // The wait for memory is a part of the request's time.
+        let begun = self.shared.origin.elapsed();
         let permit = self.memory.clone().acquire_many_owned(permits);
         let permit = match self.io_timeout {
             None => permit.await,
@@ -249,7 +251,7 @@ impl Volume {
             // The caller may have dropped its future.
             let _ = sender.send(result);
         });
-        self.shared.submit(request, completion, permit);
+        self.shared.submit(begun, request, completion, permit);
         result.await.unwrap_or(Err(Failure::Detached))
     }
 
@@ -268,12 +270,13 @@ impl Drop for Volume {
 impl Shared {
     fn submit(
         self: &Arc<Self>,
+        begun: Duration,
         request: UserRequest,
         completion: Completion,
         permit: OwnedSemaphorePermit,
     ) {
         self.with_state(|state, now| {
-            let id = state.session.submit(now, request);
+            let id = state.session.submit_begun(now, begun, request);
             state.requests.insert(id, (completion, permit));
         });
     }

@@ -82,6 +82,15 @@ impl Session {
     /// # Panics
     /// The attachment has not reached all groups ([`Output::Attached`]).
     pub fn submit(&mut self, now: Duration, request: UserRequest) -> UserId {
+        self.submit_begun(now, now, request)
+    }
+
+    /// As [`Session::submit`], for a request that has waited since `begun`: the I/O timeout counts
+    /// from then.
+    ///
+    /// # Panics
+    /// As [`Session::submit`].
+    pub fn submit_begun(&mut self, now: Duration, begun: Duration, request: UserRequest) -> UserId {
         self.set_time(now);
         self.last_user += 1;
         let id = UserId(self.last_user);
@@ -126,7 +135,7 @@ impl Session {
             parts: Vec::new(),
             failure: None,
             is_reported: false,
-            deadline: self.io_timeout.map(|timeout| self.now + timeout),
+            deadline: self.io_timeout.map(|timeout| begun + timeout),
         };
         if len > 0 {
             self.plan(&mut user, offset, end);
