@@ -64,6 +64,8 @@ pub(super) struct Group {
     pub(super) parked: Vec<u64>,
     /// The registry was asked for the group again.
     pub(super) is_read: bool,
+    /// When the last change and the last read were completed.
+    pub(super) progressed: [Duration; 2],
     /// Servers that have not served the last request that they have answered.
     refusals: Vec<(ServerId, Refusal)>,
     /// Until then, reads go to the leader first.
@@ -81,6 +83,7 @@ impl Group {
             attach: None,
             parked: Vec::new(),
             is_read: false,
+            progressed: [Duration::ZERO; 2],
             refusals: Vec::new(),
             avoid_own_until: Duration::ZERO,
         }

@@ -2,8 +2,8 @@
 
 use parking_lot::Mutex;
 
-/// Why requests of a volume wait or fail at present. Each change is logged, once at its begin and
-/// once at its end.
+/// Why requests of a volume wait or fail at present. Each change is logged, once at its
+/// beginning and once at its end.
 #[derive(Debug, Default)]
 pub struct Trouble {
     /// The name of the volume.
@@ -29,27 +29,26 @@ impl Trouble {
     }
 
     pub(super) fn set_stuck(&self, reason: Option<String>) {
-        let volume = &self.volume;
-        let former = std::mem::replace(&mut *self.stuck.lock(), reason.clone());
-        match (former, reason) {
-            (None, Some(reason)) => {
-                tracing::warn!("requests of volume {volume} are stuck: {reason}");
-            }
-            (Some(_), None) => tracing::info!("no request of volume {volume} is stuck any more"),
-            (None, None) | (Some(_), Some(_)) => {}
-        }
+        let texts =
+            ["requests of volume {} are stuck", "no request of volume {} is stuck any more"];
+        self.set(&self.stuck, reason, texts);
     }
 
     pub(super) fn set_full(&self, reason: Option<String>) {
-        let volume = &self.volume;
-        let former = std::mem::replace(&mut *self.full.lock(), reason.clone());
+        let texts = [
+            "writes of volume {} fail for lack of space",
+            "writes of volume {} do not fail for lack of space any more",
+        ];
+        self.set(&self.full, reason, texts);
+    }
+
+    /// Replaces a reason, and logs its beginning or end.
+    fn set(&self, known: &Mutex<Option<String>>, reason: Option<String>, texts: [&str; 2]) {
+        let [begun, over] = texts.map(|text| text.replace("{}", &self.volume));
+        let former = std::mem::replace(&mut *known.lock(), reason.clone());
         match (former, reason) {
-            (None, Some(reason)) => {
-                tracing::warn!("writes of volume {volume} fail for lack of space: {reason}");
-            }
-            (Some(_), None) => {
-                tracing::info!("writes of volume {volume} do not fail for lack of space any more");
-            }
+            (None, Some(reason)) => tracing::warn!("{begun}: {reason}"),
+            (Some(_), None) => tracing::info!("{over}"),
             (None, None) | (Some(_), Some(_)) => {}
         }
     }

@@ -287,6 +287,7 @@ impl Session {
 
     fn applied(&mut self, id: u64, server: Option<ServerId>, index: Index) {
         let Some(piece) = self.take_piece(id) else { return };
+        self.progressed(&piece);
         let region = piece.region;
         let Some(group) = self.group(region) else { return };
         group.token = group.token.max(index);
@@ -324,6 +325,7 @@ impl Session {
     fn blocks_read(&mut self, id: u64, applied: Index, part: ReadPart) {
         let raises = !self.breaks(Rule::TokenOfReads);
         let Some(piece) = self.take_piece(id) else { return };
+        self.progressed(&piece);
         if let Some(group) = self.group(piece.region).filter(|_| raises) {
             group.token = group.token.max(applied);
         }
@@ -478,6 +480,7 @@ impl Session {
     /// Ends a piece with an error that is reported to the user.
     fn fail(&mut self, id: u64, failure: Failure) {
         let Some(piece) = self.take_piece(id) else { return };
+        self.progressed(&piece);
         let Some(user) = piece.owner else { return self.end(failure) };
         self.piece_failed(user, &piece);
         self.fail_user(user, id, failure);

@@ -4,20 +4,23 @@ use std::time::Duration;
 
 use super::{Phase, Session};
 use crate::gateway::group::{Group, Refusal, Region};
-use crate::gateway::piece::Piece;
+use crate::gateway::piece::{Piece, Work};
 use crate::gateway::types::Output;
 use crate::registry::REPLICAS;
 use crate::request::ErrorCode;
 use crate::types::ServerId;
 
-/// A request that waits for longer is stuck. A leader that hangs is replaced within 3 s.
+/// A request that waits for longer is stuck, if its group has completed nothing like it in this
+/// time. A leader that hangs is replaced within 3 s, or within 4 s if only the device of its log
+/// hangs.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
 /// A request that timed out, or that failed for lack of space, counts for this time. So a server
 /// that fails some of the requests causes at most two reports in it.
 const FAILURE_COUNTS: Duration = Duration::from_secs(10);
 
-/// What a server has said before counts for this time after it was asked again.
+/// A server that was asked again this long ago, and has not answered since, is reported as silent,
+/// whatever it has answered before.
 const SILENT_AFTER: Duration = Duration::from_secs(1);
 
 /// Pause between two observations while something is reported.
@@ -79,10 +82,14 @@ impl Session {
         if has_passed(self.observed.timed_out) {
             self.observed.timed_out = None;
         }
-        let oldest = self.oldest();
-        let stuck_at = oldest.map(|(_, piece)| piece.begun + STUCK_AFTER);
-        match oldest.filter(|(_, piece)| self.now >= piece.begun + STUCK_AFTER) {
-            Some((id, piece)) => {
+        let next = self
+            .pieces
+            .iter()
+            .map(|(id, piece)| (self.stuck_at(piece), *id, piece))
+            .min_by_key(|(at, id, _)| (*at, *id));
+        let next_at = next.map(|(at, ..)| at);
+        match next.filter(|(at, ..)| *at <= self.now) {
+            Some((_, id, piece)) => {
                 let seconds = (self.now - piece.begun).as_secs();
                 let wait = self.wait_of(id);
                 self.report_stuck(Some(format!("{wait}; it has waited for {seconds} s")));
@@ -95,13 +102,32 @@ impl Session {
         let Observed { stuck, full, .. } = &self.observed;
         self.observed.due = match stuck.is_some() || full.is_some() {
             true => Some(self.now + OBSERVE_AGAIN),
-            false => stuck_at,
+            false => next_at.map(|at| at.max(self.now + OBSERVE_AGAIN)),
         };
     }
 
     fn report_stuck(&mut self, report: Option<String>) {
         self.observed.stuck.clone_from(&report);
         self.outputs.push_back(Output::Stuck(report));
+    }
+
+    /// When a piece is stuck if its group completes nothing like it until then. With a deep queue
+    /// and slow servers each piece waits for long, while all of them progress. Reads need no
+    /// majority, so they do not count for changes.
+    fn stuck_at(&self, piece: &Piece) -> Duration {
+        let progressed = match self.regions.get(&piece.region) {
+            Some(Region::Group(group)) => group.progressed[usize::from(piece.is_read())],
+            Some(Region::Creating { .. }) | None => Duration::ZERO,
+        };
+        piece.begun.max(progressed) + STUCK_AFTER
+    }
+
+    /// Notes that a group has completed a piece.
+    pub(super) fn progressed(&mut self, piece: &Piece) {
+        let now = self.now;
+        if let Some(group) = self.group(piece.region) {
+            group.progressed[usize::from(piece.is_read())] = now;
+        }
     }
 
     /// The piece that was made first. All that waits without a piece waits for one.
@@ -133,7 +159,17 @@ impl Session {
         };
         // A parked piece waits for the answer to an attach.
         let sent = group.attach.filter(|_| piece.is_parked);
-        let sent = sent.and_then(|attach| self.pieces.get(&attach)).unwrap_or(piece);
+        let mut sent = sent.and_then(|attach| self.pieces.get(&attach)).unwrap_or(piece);
+        let mut waits = "";
+        // A piece waits for a number until one that has a number is answered.
+        if matches!(piece.work, Work::Change { number: None, .. }) && !piece.is_parked {
+            waits = ", which waits for a number of the window";
+            let has_number = |other: &&Piece| {
+                other.region == piece.region
+                    && matches!(other.work, Work::Change { number: Some(_), .. })
+            };
+            sent = self.pieces.values().find(has_number).unwrap_or(piece);
+        }
         let replicas = group.view.replicas.iter();
         let mut servers: Vec<_> =
             replicas.map(|server| self.state_of(*server, group, sent)).collect();
@@ -142,7 +178,7 @@ impl Session {
             servers.push(format!("{} of {REPLICAS} replicas are lost", REPLICAS - known));
         }
         let group = group.view.group;
-        format!("{kind} in region {region} (group {group}): {}", servers.join(", "))
+        format!("{kind} in region {region} (group {group}){waits}: {}", servers.join(", "))
     }
 
     /// What is known of a server that has not served a piece.

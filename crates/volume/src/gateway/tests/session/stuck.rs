@@ -62,6 +62,58 @@ fn a_request_that_waits_for_5_s_is_reported_with_what_is_missing_until_it_is_ans
 }
 
 #[test]
+fn requests_of_a_deep_queue_that_progresses_are_not_stuck() {
+    let mut test = Harness::new();
+    for block in 0..WINDOW_NUMBERS + 20 {
+        test.write(block);
+    }
+    test.read(0);
+    let mut copies = Vec::new();
+    for second in 0..20 {
+        test.advance(SECOND);
+        copies.append(&mut test.sent);
+        let of_op = |(_, _, request): &(_, _, Request)| matches!(request, Request::Op { .. });
+        let op = copies.iter().position(of_op).expect("an op is on its way");
+        let (id, ..) = copies.remove(op);
+        copies.retain(|(other, ..)| other.piece != id.piece);
+        test.applied(id);
+        if second < 4 {
+            assert_eq!(test.stuck, []);
+        }
+    }
+    // The changes progress, and the read does not.
+    has(test.stuck.last(), &["a read in region 0"]);
+    assert!(test.stuck.iter().flatten().all(|report| report.starts_with("a read")));
+    let read = copies.iter().find(|(.., request)| matches!(request, Request::Read(_))).unwrap().0;
+    test.outcome(read, Ok(Ok(blocks(test.index, &[1; BLOCK_BYTES]))));
+    test.advance(SECOND);
+    assert_eq!(test.stuck.last(), Some(&None));
+    test.advance(4 * SECOND);
+    has(test.stuck.last(), &["a write in region 0"]);
+}
+
+#[test]
+fn a_write_that_times_out_without_a_number_says_so() {
+    let mut test = Harness::with(Some(2 * SECOND), 2 * REGION_BLOCKS * BLOCK);
+    test.advance(SECOND);
+    for block in 0..WINDOW_NUMBERS {
+        test.write(block);
+    }
+    // It has waited for memory for a second.
+    let data = Bytes::from(vec![1; BLOCK_BYTES]);
+    let last = UserRequest::Write { offset: WINDOW_NUMBERS * BLOCK, data };
+    let last = test.session.submit_begun(test.now, Duration::ZERO, last);
+    test.advance(SECOND);
+    let [(id, Err(Failure::TimedOut(wait)))] = &test.completed[..] else {
+        panic!("{:?}", test.completed);
+    };
+    assert_eq!(*id, last);
+    for part in ["waits for a number", "server 2 has not answered"] {
+        assert!(wait.contains(part), "{wait}");
+    }
+}
+
+#[test]
 fn a_server_that_is_silent_and_one_that_has_no_replica_any_more_are_reported() {
     let mut test = Harness::new();
     test.known(0, Ok(view(&[2, 3])));
