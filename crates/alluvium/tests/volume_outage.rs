@@ -161,11 +161,14 @@ fn options_out_of_bounds_are_refused_with_their_bounds() {
     let serve = |option, value| {
         refused(2, &["volume", "serve", "--wal", "none", "--store", "none", option, value])
     };
-    for option in ["--entry-memory", "--overlay-memory"] {
-        contains(&serve(option, "0"), &[option, "from 1MiB to 1TiB"]);
+    for (option, bounds) in [
+        ("--entry-memory", "from 16MiB to 1TiB"),
+        ("--overlay-memory", "from 1MiB to 1TiB"),
+        ("--wal-capacity", "from 160MiB to 16TiB"),
+        ("--store-capacity", "from 64MiB to 16TiB"),
+    ] {
+        contains(&serve(option, "0"), &[option, bounds]);
     }
-    contains(&serve("--wal-capacity", "0"), &["--wal-capacity", "160MiB"]);
-    contains(&serve("--store-capacity", "0"), &["--store-capacity", "32MiB"]);
     assert!(!Path::new("none").exists());
     let usage = refused(2, &["volume", "export", "disk"]);
     contains(&usage, &["<--socket <PATH>|--listen <ADDR:PORT>>"]);

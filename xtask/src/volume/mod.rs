@@ -127,8 +127,8 @@ impl Campaign {
                 ("listen", listen.to_string()),
                 ("advertise", advertised.to_string()),
                 ("metrics-listen", admin.to_string()),
-                // A server that was away for a second lacks entries that the others have dropped.
-                ("entry-memory", "1MiB".to_owned()),
+                // The least: a server that was away may lack entries that the others have dropped.
+                ("entry-memory", "16MiB".to_owned()),
             ];
             servers.push(member::server(binary, directory, server, coordination, &options));
             metrics.push(admin);

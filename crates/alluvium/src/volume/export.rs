@@ -26,7 +26,8 @@ use crate::unix_socket;
 
 /// Bounds of the memory for requests. A request has at most 1 MiB.
 const MEMORY: (Size, Size) = (Size::mib(1), Size::gib(4));
-/// Bounds of the I/O timeout. A leader that hangs is replaced within 3 s.
+/// Bounds of the I/O timeout. A leader that hangs is replaced within 3 s, or within 4 s if only the
+/// device of its log hangs.
 const IO_TIMEOUT: (Span, Span) =
     (Span(Duration::from_secs(1)), Span(Duration::from_secs(24 * 3600)));
 

@@ -21,7 +21,8 @@ use crate::units::{Size, about};
 
 /// Time for the answer of a server.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time for `volume attach`. A leader that hangs is replaced within 3 s.
+/// Time for `volume attach`. A leader that hangs is replaced within 3 s, or within 4 s if only the
+/// device of its log hangs.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Options of all commands.

@@ -23,7 +23,7 @@ use crate::output::Failure;
 use crate::progress::Meter;
 use crate::serve::Signals;
 use crate::storage;
-use crate::units::Size;
+use crate::units::{Size, size_within};
 
 /// The two devices, for messages.
 const LOG: &str = "write-ahead log";
@@ -36,8 +36,12 @@ const LOG_BOUNDS: [Size; 2] = [Size::mib(160), Size::tib(16)];
 /// Bounds of a store. The smallest has 248 slots, of which 64 are kept free.
 const STORE_BOUNDS: [Size; 2] = [Size::mib(64), Size::tib(16)];
 
-/// Bounds of --entry-memory and --overlay-memory. An op has up to 1 MiB of blocks.
-const MEMORY_BOUNDS: [Size; 2] = [Size::mib(1), Size::tib(1)];
+/// Bounds of --entry-memory. A leader makes clients wait for followers that lack half of it. Half
+/// of the least is the window of one client.
+const ENTRY_BOUNDS: [Size; 2] = [Size::mib(16), Size::tib(1)];
+
+/// Bounds of --overlay-memory. An op has up to 1 MiB of blocks.
+const OVERLAY_BOUNDS: [Size; 2] = [Size::mib(1), Size::tib(1)];
 
 /// Serve volumes: one of the servers of a cluster, with a write-ahead log and a store of its own.
 ///
@@ -57,14 +61,24 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PATH")]
     wal: PathBuf,
     /// Size of a write-ahead log that is a new file: 160MiB to 16TiB, a multiple of 4KiB.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "1GiB",
+        value_parser = size_within(LOG_BOUNDS[0], LOG_BOUNDS[1])
+    )]
     wal_capacity: Size,
     /// Store of the blocks: a raw block device, or a file, of at least 64MiB; of a larger one than
     /// 16TiB the rest is not used. Nothing else may use it.
     #[arg(long, value_name = "PATH")]
     store: PathBuf,
     /// Size of a store that is a new file: 64MiB to 16TiB, a multiple of 4KiB.
-    #[arg(long, value_name = "SIZE", default_value = "10GiB")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "10GiB",
+        value_parser = size_within(STORE_BOUNDS[0], STORE_BOUNDS[1])
+    )]
     store_capacity: Size,
     /// Address for other servers and for gateways; port 0 selects a free one.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7420")]
@@ -79,12 +93,22 @@ pub(crate) struct ServeArgs {
     /// When a write is answered.
     #[arg(long, value_enum, default_value_t = ApplyArg::Deferred)]
     apply: ApplyArg,
-    /// Memory for entries that a slow replica may still need: 1MiB to 1TiB.
-    #[arg(long, value_name = "SIZE", default_value = "128MiB")]
+    /// Memory for entries that a slow replica may still need: 16MiB to 1TiB.
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "128MiB",
+        value_parser = size_within(ENTRY_BOUNDS[0], ENTRY_BOUNDS[1])
+    )]
     entry_memory: Size,
     /// Memory for blocks that are not written to the store yet: 1MiB to 1TiB. While it is full, ops
     /// wait.
-    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "64MiB",
+        value_parser = size_within(OVERLAY_BOUNDS[0], OVERLAY_BOUNDS[1])
+    )]
     overlay_memory: Size,
     /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz).
     /// Default: none.
@@ -117,24 +141,6 @@ impl ServeArgs {
         address.map(parse).transpose().map_err(invalid)
     }
 
-    /// Checks the sizes against their bounds.
-    fn check_sizes(&self) -> Result<(), Failure> {
-        let sizes = [
-            ("wal-capacity", self.wal_capacity, LOG_BOUNDS),
-            ("store-capacity", self.store_capacity, STORE_BOUNDS),
-            ("entry-memory", self.entry_memory, MEMORY_BOUNDS),
-            ("overlay-memory", self.overlay_memory, MEMORY_BOUNDS),
-        ];
-        for (option, size, [least, most]) in sizes {
-            if size < least || size > most {
-                return Err(Failure::Usage(format!(
-                    "--{option} is {size}; it must be at least {least} and at most {most}"
-                )));
-            }
-        }
-        Ok(())
-    }
-
     /// Checks that the ports are protected, or were opened to the network on request, and that
     /// others can connect.
     fn check_addresses(&self, hosted_at: Option<SocketAddr>) -> Result<(), Failure> {
@@ -163,7 +169,6 @@ pub(super) fn run(args: ServeArgs) -> Result<(), Failure> {
     crate::open_files::raise_limit();
     let hosted_at = args.hosted_at()?;
     args.check_addresses(hosted_at)?;
-    args.check_sizes()?;
     let runtime = serving_runtime()?;
     let health = Health::new();
     let admin = match args.metrics_listen {
@@ -268,7 +273,10 @@ async fn serve(
         Some(server) => {
             run_server(server, (listener, address), admin.as_ref(), signals, health).await
         }
-        None => Ok(()),
+        None => {
+            signals.end_on_second();
+            Ok(())
+        }
     };
     if let Some(host) = host {
         host.shutdown().await;
