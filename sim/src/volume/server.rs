@@ -7,7 +7,7 @@ use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
 use alluvium_volume::shard::{Input, Notice, Opening, Output, Recovered, Shard, ShardOptions};
 use alluvium_volume::store::{META_START, Owner, SECTOR_BYTES, Store};
 use alluvium_volume::{GroupId, GroupView, PeerId, PullFrame, ServerId};
-use alluvium_wal::{FormatOptions, Options, Wal};
+use alluvium_wal::{Damage, FormatOptions, LogOffset, Options, Wal};
 use uuid::Uuid;
 
 use super::environment::Environment;
@@ -151,7 +151,9 @@ impl Server {
         let before = self.log_disk.peek(at, 8);
         self.log_disk.rot(at..at + 8, 1);
         let found = Wal::scan(&device, None, &mut |_| Ok(())).expect("the log is readable");
-        if found.damage.is_empty() {
+        // There may be damage of before.
+        let is_record = |damage: &Damage| damage.range.contains(&LogOffset(offset));
+        if !found.damage.iter().any(is_record) {
             self.log_disk.poke(at, &before);
             return;
         }
