@@ -40,7 +40,7 @@ pub(super) struct DurableAnswer {
 /// Time after which a client tries again when the server is busy, in milliseconds.
 const BUSY_MS: u32 = 10;
 /// Time after which it tries again when the server waits for a follower that lags.
-const LAGS_MS: u32 = 100;
+const LAGS_MS: u32 = 20;
 
 impl Shard {
     pub(super) fn client(&mut self, ticket: u64, request: Request, out: &mut Output) {
