@@ -25,6 +25,8 @@ pub(crate) struct Process {
     /// The text of the log that states that it is ready.
     ready: &'static str,
     child: Option<Child>,
+    /// Length of the log when it was started last.
+    log_before: usize,
 }
 
 impl Process {
@@ -36,21 +38,40 @@ impl Process {
         ready: &'static str,
     ) -> Self {
         let log = directory.join(format!("{name}.log"));
-        Self { name: name.to_owned(), binary: binary.into(), arguments, log, ready, child: None }
+        Self {
+            name: name.to_owned(),
+            binary: binary.into(),
+            arguments,
+            log,
+            ready,
+            child: None,
+            log_before: 0,
+        }
     }
 
     /// Starts it, and returns when it is ready.
     pub(crate) fn start(&mut self) -> Result<(), Error> {
+        self.begin()?;
+        self.wait_until_ready()
+    }
+
+    /// Starts it.
+    pub(crate) fn begin(&mut self) -> Result<(), Error> {
         let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
-        let before = log.metadata()?.len() as usize;
+        self.log_before = log.metadata()?.len() as usize;
         let mut command = clean(&self.binary);
         let stdout: File = log.try_clone()?;
         command.args(&self.arguments).stdin(Stdio::null()).stdout(stdout).stderr(log);
         self.child = Some(command.spawn()?);
+        Ok(())
+    }
+
+    /// Waits until it is ready, after a start.
+    pub(crate) fn wait_until_ready(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + LIMIT;
         loop {
             let log = fs::read(&self.log)?;
-            if String::from_utf8_lossy(&log[before..]).contains(self.ready) {
+            if String::from_utf8_lossy(&log[self.log_before..]).contains(self.ready) {
                 return Ok(());
             }
             self.check()?;

@@ -191,6 +191,9 @@ impl Campaign {
         let written_during = self.checker.written() - writes;
         let repaired = Instant::now();
         self.repair(fault, victim)?;
+        if kills_exporter {
+            self.exporter.wait_until_ready()?;
+        }
         let started = repaired.elapsed();
         self.wait_for_progress()?;
         if let Some(fio) = &mut fio {
@@ -269,7 +272,8 @@ impl Campaign {
             self.checker.exporter.fetch_add(1, Ordering::Relaxed);
             self.exporter.kill()?;
             self.figures.exporter_kills += 1;
-            self.exporter.start()?;
+            // It attaches when the leaders can be reached, maybe not before the repair.
+            self.exporter.begin()?;
         }
         self.pause(lasts - half)?;
         Ok(text)
