@@ -3,6 +3,7 @@
 //! Parsing is strict: a unit is either exact or an error, and what is printed can be parsed again.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -89,25 +90,16 @@ impl FromStr for Span {
     }
 }
 
-/// A parser of sizes within bounds.
-pub(crate) fn size_within(
-    least: Size,
-    most: Size,
-) -> impl Fn(&str) -> Result<Size, String> + Clone + Send + Sync + 'static {
+/// A parser of sizes, or of lengths of time, within bounds.
+pub(crate) fn within<T>(
+    bounds: RangeInclusive<T>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr<Err = String> + PartialOrd + fmt::Display + Clone + Send + Sync + 'static,
+{
     move |text| match text.parse()? {
-        size if (least..=most).contains(&size) => Ok(size),
-        _ => Err(format!("it must be from {least} to {most}")),
-    }
-}
-
-/// A parser of lengths of time within bounds.
-pub(crate) fn span_within(
-    least: Span,
-    most: Span,
-) -> impl Fn(&str) -> Result<Span, String> + Clone + Send + Sync + 'static {
-    move |text| match text.parse()? {
-        span if (least..=most).contains(&span) => Ok(span),
-        _ => Err(format!("it must be from {least} to {most}")),
+        value if bounds.contains(&value) => Ok(value),
+        _ => Err(format!("it must be from {} to {}", bounds.start(), bounds.end())),
     }
 }
 
@@ -238,12 +230,12 @@ mod tests {
 
     #[test]
     fn bounds_of_options_are_part_of_them_and_of_the_error() {
-        let parse = size_within(Size::mib(1), Size::gib(4));
+        let parse = within(Size::mib(1)..=Size::gib(4));
         assert_eq!((parse("1MiB"), parse("4GiB")), (Ok(Size::mib(1)), Ok(Size::gib(4))));
         for text in ["0", "1048575", "4294967297"] {
             assert_eq!(parse(text), Err("it must be from 1MiB to 4GiB".to_owned()), "{text}");
         }
-        let parse = span_within(Span(Duration::from_secs(1)), Span(Duration::from_secs(3600)));
+        let parse = within(Span(Duration::from_secs(1))..=Span(Duration::from_secs(3600)));
         assert_eq!(parse("1h"), Ok(Span(Duration::from_secs(3600))));
         for text in ["0s", "999ms", "2h"] {
             assert_eq!(parse(text), Err("it must be from 1s to 1h".to_owned()), "{text}");

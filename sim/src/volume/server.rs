@@ -151,7 +151,7 @@ impl Server {
         let before = self.log_disk.peek(at, 8);
         self.log_disk.rot(at..at + 8, 1);
         let found = Wal::scan(&device, None, &mut |_| Ok(())).expect("the log is readable");
-        // There may be damage of before.
+        // The log may have earlier damage.
         let is_record = |damage: &Damage| damage.range.contains(&LogOffset(offset));
         if !found.damage.iter().any(is_record) {
             self.log_disk.poke(at, &before);

@@ -428,8 +428,8 @@ impl World {
         self.hung != Some(server) && self.servers[server].step_log()
     }
 
-    /// A log hangs, or completes its requests again. Both take several times as long as a server
-    /// needs to notice it.
+    /// A log hangs, or completes its requests again. Either state lasts several times as long as a
+    /// server needs to notice it.
     fn change_hung(&mut self, server: usize) {
         let probability = if self.hung.is_none() { 0.05 } else { 0.15 };
         if self.random().chance(probability) {

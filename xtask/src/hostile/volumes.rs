@@ -69,15 +69,9 @@ impl Cluster {
         let (mut servers, mut listens, mut metrics) = (Vec::new(), Vec::new(), Vec::new());
         for server in 1..=SERVERS {
             let [listen, admin] = [free_address()?, free_address()?];
-            let path = |what: &str| directory.join(format!("{what}{server}")).display().to_string();
-            let options = [
-                ("wal", path("wal")),
-                ("wal-capacity", "160MiB".to_owned()),
-                ("store", path("store")),
-                ("store-capacity", "256MiB".to_owned()),
-                ("listen", listen.to_string()),
-                ("metrics-listen", admin.to_string()),
-            ];
+            let options = [("listen", listen.to_string()), ("metrics-listen", admin.to_string())];
+            let devices = member::small_devices(directory, server).into_iter();
+            let options: Vec<_> = devices.chain(options).collect();
             let mut process = member::server(binary, directory, server, coordination, &options);
             process.start()?;
             servers.push(process);

@@ -157,6 +157,17 @@ pub(crate) fn server(
     Process::new(&format!("server{number}"), binary, directory, arguments, " is ready: ")
 }
 
+/// Options of the devices of a server whose log and store are small files.
+pub(crate) fn small_devices(directory: &Path, number: usize) -> [(&'static str, String); 4] {
+    let path = |what: &str| directory.join(format!("{what}{number}")).display().to_string();
+    [
+        ("wal", path("wal")),
+        ("wal-capacity", "160MiB".to_owned()),
+        ("store", path("store")),
+        ("store-capacity", "256MiB".to_owned()),
+    ]
+}
+
 /// A process that exports a volume at a socket; it is not started.
 pub(crate) fn exporter(
     binary: &Path,

@@ -118,18 +118,15 @@ impl Campaign {
         let (mut servers, mut metrics, mut routes) = (Vec::new(), Vec::new(), Vec::new());
         for server in 1..=SERVERS {
             let [listen, advertised, admin] = [free_address()?, free_address()?, free_address()?];
-            let path = |what: &str| directory.join(format!("{what}{server}")).display().to_string();
             let options = [
-                ("wal", path("wal")),
-                ("wal-capacity", "160MiB".to_owned()),
-                ("store", path("store")),
-                ("store-capacity", "256MiB".to_owned()),
                 ("listen", listen.to_string()),
                 ("advertise", advertised.to_string()),
                 ("metrics-listen", admin.to_string()),
                 // The least: a server that was away may lack entries that the others have dropped.
                 ("entry-memory", "16MiB".to_owned()),
             ];
+            let devices = member::small_devices(directory, server).into_iter();
+            let options: Vec<_> = devices.chain(options).collect();
             servers.push(member::server(binary, directory, server, coordination, &options));
             metrics.push(admin);
             routes.push((advertised, listen));

@@ -1,6 +1,7 @@
 //! `alluvium volume export`: a volume as an NBD disk.
 
 use std::io::{self, ErrorKind};
+use std::ops::RangeInclusive;
 use std::path::{self, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -21,15 +22,15 @@ use crate::address::Address;
 use crate::admin::{Admin, Condition, Health};
 use crate::output::Failure;
 use crate::serve::Signals;
-use crate::units::{Size, Span, size_within, span_within};
+use crate::units::{Size, Span, within};
 use crate::unix_socket;
 
 /// Bounds of the memory for requests. A request has at most 1 MiB.
-const MEMORY: (Size, Size) = (Size::mib(1), Size::gib(4));
+const MEMORY: RangeInclusive<Size> = Size::mib(1)..=Size::gib(4);
 /// Bounds of the I/O timeout. A leader that hangs is replaced within 3 s, or within 4 s if only the
 /// device of its log hangs.
-const IO_TIMEOUT: (Span, Span) =
-    (Span(Duration::from_secs(1)), Span(Duration::from_secs(24 * 3600)));
+const IO_TIMEOUT: RangeInclusive<Span> =
+    Span(Duration::from_secs(1))..=Span(Duration::from_secs(24 * 3600));
 
 /// Attach a volume and serve it over NBD, until a signal stops it. If another process takes the
 /// volume, requests fail.
@@ -59,14 +60,14 @@ pub(crate) struct ExportArgs {
     take: bool,
     /// Time after which a request fails, and the attachment at the start: 1s to 24h. Default:
     /// they wait until a majority answers.
-    #[arg(long, value_name = "TIME", value_parser = span_within(IO_TIMEOUT.0, IO_TIMEOUT.1))]
+    #[arg(long, value_name = "TIME", value_parser = within(IO_TIMEOUT))]
     io_timeout: Option<Span>,
     /// Memory for requests that are not answered yet: 1MiB to 4GiB.
     #[arg(
         long,
         value_name = "SIZE",
         default_value = "256MiB",
-        value_parser = size_within(MEMORY.0, MEMORY.1)
+        value_parser = within(MEMORY)
     )]
     memory: Size,
     /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz).

@@ -42,7 +42,7 @@ impl Collector for VolumeCollector {
             ),
             (
                 "volume_device_stalled",
-                "1 while a device completes nothing for 2 s or more",
+                "1 while a device has completed nothing for 2 s or more",
                 view.is_stalled.into(),
             ),
             (

@@ -1,6 +1,7 @@
 //! `alluvium volume serve`: a server of volumes.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -23,7 +24,7 @@ use crate::output::Failure;
 use crate::progress::Meter;
 use crate::serve::Signals;
 use crate::storage;
-use crate::units::{Size, size_within};
+use crate::units::{Size, within};
 
 /// The two devices, for messages.
 const LOG: &str = "write-ahead log";
@@ -31,17 +32,17 @@ const STORE: &str = "store";
 
 /// Bounds of a log. The ring of the smallest holds twice the window of the log, with some reserve
 /// for headers.
-const LOG_BOUNDS: [Size; 2] = [Size::mib(160), Size::tib(16)];
+const LOG_BOUNDS: RangeInclusive<Size> = Size::mib(160)..=Size::tib(16);
 
 /// Bounds of a store. The smallest has 248 slots, of which 64 are kept free.
-const STORE_BOUNDS: [Size; 2] = [Size::mib(64), Size::tib(16)];
+const STORE_BOUNDS: RangeInclusive<Size> = Size::mib(64)..=Size::tib(16);
 
 /// Bounds of --entry-memory. A leader makes clients wait for followers that lack half of it. Half
 /// of the least is the window of one client.
-const ENTRY_BOUNDS: [Size; 2] = [Size::mib(16), Size::tib(1)];
+const ENTRY_BOUNDS: RangeInclusive<Size> = Size::mib(16)..=Size::tib(1);
 
 /// Bounds of --overlay-memory. An op has up to 1 MiB of blocks.
-const OVERLAY_BOUNDS: [Size; 2] = [Size::mib(1), Size::tib(1)];
+const OVERLAY_BOUNDS: RangeInclusive<Size> = Size::mib(1)..=Size::tib(1);
 
 /// Serve volumes: one of the servers of a cluster, with a write-ahead log and a store of its own.
 ///
@@ -65,7 +66,7 @@ pub(crate) struct ServeArgs {
         long,
         value_name = "SIZE",
         default_value = "1GiB",
-        value_parser = size_within(LOG_BOUNDS[0], LOG_BOUNDS[1])
+        value_parser = within(LOG_BOUNDS)
     )]
     wal_capacity: Size,
     /// Store of the blocks: a raw block device, or a file, of at least 64MiB; of a larger one than
@@ -77,7 +78,7 @@ pub(crate) struct ServeArgs {
         long,
         value_name = "SIZE",
         default_value = "10GiB",
-        value_parser = size_within(STORE_BOUNDS[0], STORE_BOUNDS[1])
+        value_parser = within(STORE_BOUNDS)
     )]
     store_capacity: Size,
     /// Address for other servers and for gateways; port 0 selects a free one.
@@ -98,7 +99,7 @@ pub(crate) struct ServeArgs {
         long,
         value_name = "SIZE",
         default_value = "128MiB",
-        value_parser = size_within(ENTRY_BOUNDS[0], ENTRY_BOUNDS[1])
+        value_parser = within(ENTRY_BOUNDS)
     )]
     entry_memory: Size,
     /// Memory for blocks that are not written to the store yet: 1MiB to 1TiB. While it is full, ops
@@ -107,7 +108,7 @@ pub(crate) struct ServeArgs {
         long,
         value_name = "SIZE",
         default_value = "64MiB",
-        value_parser = size_within(OVERLAY_BOUNDS[0], OVERLAY_BOUNDS[1])
+        value_parser = within(OVERLAY_BOUNDS)
     )]
     overlay_memory: Size,
     /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz).
@@ -206,12 +207,13 @@ fn open_devices(args: &ServeArgs, health: &Arc<Health>) -> Result<[SharedDevice;
         Some(store) => store,
         None => open(&args.store, Some(args.store_capacity), "writing the store", STORE)?,
     };
-    for (device, is_new, what, [least, _]) in
+    for (device, is_new, what, bounds) in
         [(&log, is_new_log, LOG, LOG_BOUNDS), (&store, is_new_store, STORE, STORE_BOUNDS)]
     {
         let Geometry { name, capacity_bytes, .. } = device.geometry();
         let size = Size { bytes: *capacity_bytes };
-        if is_new && size < least {
+        let least = bounds.start();
+        if is_new && size < *least {
             return Err(Failure::Failed(format!(
                 "{name} has {size}, and a {what} needs at least {least}"
             )));

@@ -133,8 +133,7 @@ impl LogWriter {
         &self.wal
     }
 
-    /// The log alone. Nothing was promised of the records that
-    /// wait for space.
+    /// The log alone. Nothing was promised of the records that wait for space.
     pub(crate) fn into_wal(self) -> Wal {
         self.wal
     }

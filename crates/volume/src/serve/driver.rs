@@ -95,25 +95,24 @@ struct Streams {
 }
 
 impl Driver {
-    /// Runs the shard until it fails, or [`Event::Stop`] arrives. Then the log is
-    /// closed, unless its device hangs.
+    /// Runs the shard until it fails, or [`Event::Stop`] arrives. Then the log is closed, unless
+    /// its device hangs.
     pub(super) async fn run(mut self) -> Result<(), ShardFailure> {
         let mut streams = Streams::default();
         let mut inputs = VecDeque::new();
         let mut out = Output::default();
         let mut durable: Option<(LogOffset, Durable)> = None;
-        let mut is_stalled = false;
         loop {
             let is_stopping = self.collect(&mut streams, &mut inputs);
             let now = self.started.elapsed();
             self.shard.turn(now.as_millis() as u64, &mut inputs, &mut out)?;
             self.dispatch(&mut streams, &mut out);
-            self.show(&mut is_stalled);
+            self.show();
             if is_stopping {
                 if self.shard.log_is_stalled() {
                     tracing::warn!(
-                        "the device of the write-ahead log completes nothing: the log is not \
-                         closed, and the next start recovers"
+                        "the device of the write-ahead log has completed nothing for 2 s: the log \
+                         is not closed, and the next start recovers"
                     );
                     return Ok(());
                 }
@@ -316,17 +315,8 @@ impl Driver {
     }
 
     /// What other servers and the metrics see of this one.
-    fn show(&self, was_stalled: &mut bool) {
+    fn show(&self) {
         let is_stalled = self.shard.is_stalled();
-        match (*was_stalled, is_stalled) {
-            (false, true) => tracing::warn!(
-                device = if self.shard.log_is_stalled() { "write-ahead log" } else { "store" },
-                "a device has completed nothing for 2 s; this server leads no group until it does"
-            ),
-            (true, false) => tracing::info!("the devices complete requests again"),
-            _ => {}
-        }
-        *was_stalled = is_stalled;
         let (slots, free_slots) = self.shard.slots();
         self.net.set_sender_state(SenderState {
             free_slots,
@@ -337,6 +327,14 @@ impl Driver {
         view.counters = self.shard.counters();
         (view.slots, view.free_slots) = (slots, free_slots);
         view.overlay_bytes = self.shard.overlay_bytes() as u64;
+        match (view.is_stalled, is_stalled) {
+            (false, true) => tracing::warn!(
+                device = if self.shard.log_is_stalled() { "write-ahead log" } else { "store" },
+                "a device has completed nothing for 2 s; this server leads no group until it does"
+            ),
+            (true, false) => tracing::info!("the devices complete requests again"),
+            _ => {}
+        }
         view.is_stalled = is_stalled;
         view.is_checkpointing = self.shard.is_checkpointing();
         view.log = self.shard.wal().stats();

@@ -84,7 +84,7 @@ pub struct ServerView {
     pub free_slots: u32,
     /// Memory of blocks that are not written to the store yet, in bytes.
     pub overlay_bytes: u64,
-    /// Whether a device completes nothing.
+    /// Whether a device has completed nothing for ten ticks.
     pub is_stalled: bool,
     /// Whether a checkpoint is in progress.
     pub is_checkpointing: bool,

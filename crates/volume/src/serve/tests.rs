@@ -1,22 +1,53 @@
 //! Tests of a server that is opened on simulated disks.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use alluvium_coordination::keys::Keys;
-use alluvium_coordination::{Identity, Limits, ManualClock, MemoryCoordination};
+use alluvium_coordination::{Coordination, Limits, ManualClock, MemoryCoordination};
 use alluvium_device::sim::{SimDisk, SimOptions};
 use alluvium_wal::Options;
 use uuid::Uuid;
 
 use super::{Apply, NetLimits, RECORD_BYTES, ServeOptions, Server};
+use crate::registry::{AttachRequest, Registry};
 
 const MIB: u64 = 1 << 20;
 
+/// Registers servers with these numbers, and creates a volume with groups on all that are
+/// registered.
+pub(super) async fn create_groups(
+    service: &dyn Coordination,
+    keys: &Keys,
+    servers: RangeInclusive<u128>,
+    groups: u16,
+    seed: u64,
+) {
+    let registry = Registry::new(service, keys);
+    for n in servers {
+        let disks = [n, n + 10].map(Uuid::from_u128);
+        registry.register_server("127.0.0.1:1", disks, Uuid::nil()).await.unwrap();
+    }
+    let volume = registry.create_volume("v", 1 << 40).await.unwrap();
+    let request = AttachRequest {
+        owner: Uuid::nil(),
+        server: None,
+        address: String::new(),
+        now_ms: 0,
+        lease: service.grant(Duration::from_secs(5)).await.unwrap().id,
+        take: false,
+    };
+    let epoch = registry.attach(volume, &request).await.unwrap().epoch;
+    for region in 0..groups {
+        registry.create_group(volume, region, epoch, seed).await.unwrap();
+    }
+}
+
 /// Opens a server whose log has a ring of this length.
 async fn open(ring_bytes: u64) -> Server {
-    let identity = Identity { store: Uuid::nil(), restores: 0 };
     let clock = Arc::new(ManualClock::default());
-    let service = MemoryCoordination::with_identity(Limits::default(), clock, identity);
+    let service = MemoryCoordination::new(Limits::default(), clock);
     let disk = |capacity_bytes| {
         SimDisk::new(SimOptions { capacity_bytes, ..SimOptions::default() }).device()
     };

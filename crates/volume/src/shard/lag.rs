@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::Shard;
 use super::replica::Replica;
+use super::{ServerState, Shard};
 use crate::types::{GroupId, Index, ServerId};
 
 /// Time for which ops are refused, in milliseconds. A server that does not catch up in this time
@@ -29,13 +29,19 @@ impl Lagging {
     /// each is looked at once.
     fn has_caught_up(&mut self, server: ServerId, replicas: &BTreeMap<GroupId, Replica>) -> bool {
         while let Some((group, index)) = self.groups.first_key_value() {
-            if replicas.get(group).is_some_and(|replica| replica.is_ahead_of(server, *index)) {
+            let matched = replicas.get(group).and_then(|replica| replica.matched(server));
+            if matched.is_some_and(|matched| matched < *index) {
                 return false;
             }
             self.groups.pop_first();
         }
         true
     }
+}
+
+/// Whether a server is connected, and its devices are not stalled.
+fn may_catch_up(others: &BTreeMap<ServerId, ServerState>, server: ServerId) -> bool {
+    others.get(&server).is_some_and(|state| !state.is_stalled)
 }
 
 impl Shard {
@@ -47,9 +53,12 @@ impl Shard {
             let Some(replica) = replicas.get(&group).filter(|replica| replica.is_leader()) else {
                 continue;
             };
-            for (peer, server) in &replica.view.peers {
-                let is_well = others.get(server).is_some_and(|other| !other.is_stalled);
-                if is_well && replica.can_bring_up(*peer, index) {
+            // With these it can be brought up from memory.
+            let in_memory = replica.memory().truncated().index..index;
+            for server in
+                replica.view.peers.values().filter(|server| may_catch_up(others, **server))
+            {
+                if replica.matched(*server).is_some_and(|matched| in_memory.contains(&matched)) {
                     let lags = lagging.entry(*server).or_insert_with(|| Lagging::new(*now));
                     if lags.has_caught_up(*server, replicas) {
                         *lags = Lagging::new(*now);
@@ -65,7 +74,7 @@ impl Shard {
         let Self { replicas, others, lagging, now, .. } = self;
         lagging.iter_mut().any(|(server, lags)| {
             *now < lags.until
-                && others.get(server).is_some_and(|other| !other.is_stalled)
+                && may_catch_up(others, *server)
                 && !lags.has_caught_up(*server, replicas)
         })
     }

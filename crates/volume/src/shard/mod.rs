@@ -113,7 +113,7 @@ impl ShardOptions {
 pub struct ServerState {
     /// Free slots of its store.
     pub free_slots: u32,
-    /// One of its devices completes nothing.
+    /// One of its devices has completed nothing for ten ticks.
     pub is_stalled: bool,
 }
 
@@ -436,6 +436,7 @@ impl Shard {
     /// Hands a message from another replica to raft, or to the install.
     fn peer(&mut self, server: ServerId, message: PeerMessage, out: &mut Output) {
         let PeerMessage { group, from, to, body } = message;
+        let log_is_stalled = self.log_is_stalled();
         let Some(replica) = self.replicas.get_mut(&group) else {
             out.notices.push(Notice::UnknownGroup { group });
             return;
@@ -445,7 +446,7 @@ impl Shard {
             return;
         }
         if let PeerBody::Raft(message) = &body
-            && (self.stall.log_is_stalled() || replica.take_idle(message, out))
+            && (log_is_stalled || replica.take_idle(message, out))
         {
             // A response would wait for the log, and so many could wait.
             return;

@@ -444,20 +444,11 @@ impl Replica {
         others.filter(|peer| **peer < self.peer).count() as u64
     }
 
-    /// Whether the replica leads, and its follower on a server lacks the entry at `index`.
-    pub(super) fn is_ahead_of(&self, server: ServerId, index: Index) -> bool {
-        let lacks =
-            |peer: &PeerId| self.raft.raft.prs().get(peer.0).is_some_and(|it| it.matched < index.0);
-        let mut peers = self.view.peers.iter().filter(|(_, on)| **on == server);
-        self.is_leader() && peers.any(|(peer, _)| lacks(peer))
-    }
-
-    /// Whether a follower lacks the entry at `index`, and the leader has all entries in memory that
-    /// it lacks.
-    pub(super) fn can_bring_up(&self, peer: PeerId, index: Index) -> bool {
-        let progress = self.raft.raft.prs().get(peer.0);
-        let first = self.memory().truncated().index.0;
-        self.is_leader() && progress.is_some_and(|it| (first..index.0).contains(&it.matched))
+    /// The last entry that the replica on a server is known to have, if this one leads.
+    pub(super) fn matched(&self, server: ServerId) -> Option<Index> {
+        let (peer, _) = self.view.peers.iter().find(|(_, on)| **on == server)?;
+        let progress = self.raft.raft.prs().get(peer.0).filter(|_| self.is_leader())?;
+        Some(Index(progress.matched))
     }
 
     /// Advances raft's clock by a tick. Returns whether raft may have something to hand out.

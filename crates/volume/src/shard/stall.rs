@@ -46,24 +46,18 @@ pub(super) struct Stall {
     overlay: Unchanged<usize>,
 }
 
-impl Stall {
-    pub(super) fn log_is_stalled(&self) -> bool {
-        self.log.is_stalled()
-    }
-}
-
 impl Shard {
     /// Counts a tick in which the devices may have made progress. While one is stalled, the server
     /// leads no group: the replicas that lead become followers without a leader, and those of other
-    /// servers elect one of them. A group has other voters.
-    pub(super) fn watch_devices(&mut self) {
+    /// servers elect one of them. A group has other voters. Returns whether a device is stalled.
+    pub(super) fn watch_devices(&mut self) -> bool {
         let was_stalled = self.is_stalled();
         self.stall.log.tick(self.awaits_log());
         let overlay_bytes = self.store.overlay_bytes();
         let is_full = overlay_bytes > self.options.overlay_bytes;
         self.stall.overlay.tick(is_full.then_some(overlay_bytes));
         if !self.is_stalled() {
-            return;
+            return false;
         }
         self.counters.stalls += u64::from(!was_stalled);
         let leaders = self.replicas.values_mut().filter(|replica| replica.is_leader());
@@ -72,11 +66,12 @@ impl Shard {
             replica.raft.raft.become_follower(term, raft::INVALID_ID);
             self.dirty.insert(replica.group);
         }
+        true
     }
 
     /// Whether the log has completed nothing of what it was given for ten ticks (2 s).
     pub fn log_is_stalled(&self) -> bool {
-        self.stall.log_is_stalled()
+        self.stall.log.is_stalled()
     }
 
     /// Whether the log, or the store while the overlay is full, has completed nothing for ten ticks

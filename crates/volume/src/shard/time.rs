@@ -38,8 +38,7 @@ impl Shard {
             next if next > self.now => next,
             _ => self.now + self.options.tick_ms,
         };
-        self.watch_devices();
-        let is_stalled = self.is_stalled();
+        let is_stalled = self.watch_devices();
         for replica in self.replicas.values_mut() {
             if !replica.takes_part() || replica.is_installing() || is_stalled {
                 continue;

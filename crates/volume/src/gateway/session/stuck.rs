@@ -130,14 +130,9 @@ impl Session {
         }
     }
 
-    /// The piece that was made first. All that waits without a piece waits for one.
-    fn oldest(&self) -> Option<(u64, &Piece)> {
-        self.pieces.first_key_value().map(|(id, piece)| (*id, piece))
-    }
-
-    /// What the oldest piece waits for.
+    /// What the piece waits for that was made first. All that waits without a piece waits for one.
     pub(super) fn oldest_wait(&self) -> String {
-        let oldest = self.oldest().map(|(id, _)| self.wait_of(id));
+        let oldest = self.pieces.keys().next().map(|id| self.wait_of(*id));
         oldest.unwrap_or_else(|| "an earlier request of the same blocks".to_owned())
     }
 

@@ -13,11 +13,9 @@ use futures::stream::BoxStream;
 
 use super::super::Sink;
 use super::super::driver::Event;
+use super::super::tests::create_groups;
 use super::*;
 use crate::net::{Features, Identity, Local, NetLimits, cluster_id};
-use crate::registry::AttachRequest;
-
-const TIB: u64 = 1 << 40;
 
 /// More than the retries of an operation need, and far below the pause of a task that is stuck.
 const ENOUGH: Duration = Duration::from_secs(600);
@@ -41,30 +39,11 @@ impl Test {
 
     /// The task of the first of three servers, with a volume of 4 groups.
     async fn new(faults: Faults, seed: u64) -> (Self, Control) {
-        let identity = StoreIdentity { store: Uuid::nil(), restores: 0 };
-        let clock = Arc::new(ManualClock::default());
-        let memory = MemoryCoordination::with_identity(Limits::default(), clock, identity);
+        let memory = MemoryCoordination::new(Limits::default(), Arc::new(ManualClock::default()));
         let service = Arc::new(Faulty::new(memory, faults, seed));
         let keys = Arc::new(Keys::new("c").unwrap());
         let registry = Registry::new(service.inner(), &keys);
-        for n in 1..=3 {
-            let disks = [n, n + 10].map(Uuid::from_u128);
-            registry.register_server("127.0.0.1:1", disks, Uuid::nil()).await.unwrap();
-        }
-        let volume = registry.create_volume("v", TIB).await.unwrap();
-        let lease = service.inner().grant(Duration::from_secs(5)).await.unwrap().id;
-        let request = AttachRequest {
-            owner: Uuid::nil(),
-            server: None,
-            address: String::new(),
-            now_ms: 0,
-            lease,
-            take: false,
-        };
-        let epoch = registry.attach(volume, &request).await.unwrap().epoch;
-        for region in 0..4 {
-            registry.create_group(volume, region, epoch, seed).await.unwrap();
-        }
+        create_groups(service.inner(), &keys, 1..=3, 4, seed).await;
         let (server, stored) = registry.servers().await.unwrap().remove(0);
         let opening = stored.value.record();
         let local = Local {

@@ -1,13 +1,13 @@
 //! Tests of servers on simulated disks.
 
-use alluvium_coordination::{Identity, Limits, ManualClock, MemoryCoordination};
+use alluvium_coordination::{Limits, ManualClock, MemoryCoordination};
 use alluvium_device::sim::{Mode, SimDisk, SimOptions};
 use tokio::net::TcpListener;
 
 use super::super::Server;
+use super::super::tests::create_groups;
 use super::*;
 use crate::net::NetLimits;
-use crate::registry::AttachRequest;
 use crate::shard::Apply;
 
 fn disk(capacity_bytes: u64) -> SimDisk {
@@ -39,9 +39,8 @@ struct Test {
 
 impl Test {
     fn new() -> Self {
-        let identity = Identity { store: Uuid::nil(), restores: 0 };
         let clock = Arc::new(ManualClock::default());
-        let service = MemoryCoordination::with_identity(Limits::default(), clock, identity);
+        let service = MemoryCoordination::new(Limits::default(), clock);
         Self { service: Arc::new(service), keys: Arc::new(Keys::new("c").unwrap()) }
     }
 
@@ -107,25 +106,9 @@ async fn a_server_that_is_stopped_has_closed_its_log() {
 async fn a_server_whose_log_hangs_stops_without_closing_it() {
     let (test, log, store) = (Test::new(), new_log(), new_store());
     let server = test.open(&log, &store).await.unwrap();
-    let registry = Registry::new(&*test.service, &test.keys);
-    for n in 1..=2 {
-        let disks = [n, n + 10].map(Uuid::from_u128);
-        registry.register_server("127.0.0.1:1", disks, Uuid::nil()).await.unwrap();
-    }
-    let volume = registry.create_volume("v", 1 << 30).await.unwrap();
-    let lease = test.service.grant(Duration::from_secs(5)).await.unwrap().id;
-    let request = AttachRequest {
-        owner: Uuid::nil(),
-        server: None,
-        address: String::new(),
-        now_ms: 0,
-        lease,
-        take: false,
-    };
-    let epoch = registry.attach(volume, &request).await.unwrap().epoch;
     // The first record of its replica is never durable.
-    registry.create_group(volume, 0, epoch, 1).await.unwrap();
     log.set_mode(Mode::Queued);
+    create_groups(&*test.service, &test.keys, 1..=2, 1, 1).await;
     let (stop, view) = (server.stop_handle(), server.view());
     let stop = async {
         while !view.lock().is_stalled {
