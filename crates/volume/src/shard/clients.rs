@@ -39,13 +39,11 @@ pub(super) struct DurableAnswer {
 
 /// Time after which a client tries again when the server is busy, in milliseconds.
 const BUSY_MS: u32 = 10;
-/// Time after which it tries again when the server waits for a follower that lags.
-const LAGS_MS: u32 = 20;
 
 impl Shard {
     pub(super) fn client(&mut self, ticket: u64, request: Request, out: &mut Output) {
         let refused = match request {
-            Request::Op { group, op } => self.accept(group, &op, ticket),
+            Request::Op { group, op } => self.op(group, op, ticket),
             Request::Read(request) => self.read(ticket, request),
             Request::Status { group, after } => {
                 let status = self.status(group, after);
@@ -54,9 +52,13 @@ impl Shard {
             }
         };
         if let Err(error) = refused {
-            self.counters.busy += u64::from(error.code == ErrorCode::Busy);
-            out.answers.push((ticket, Err(error)));
+            self.refuse(ticket, error, out);
         }
+    }
+
+    pub(super) fn refuse(&mut self, ticket: u64, error: RequestError, out: &mut Output) {
+        self.counters.busy += u64::from(error.code == ErrorCode::Busy);
+        out.answers.push((ticket, Err(error)));
     }
 
     fn replica(&self, group: GroupId) -> Result<&Replica, RequestError> {
@@ -67,27 +69,32 @@ impl Shard {
 
     // -- Ops
 
-    /// Accepts an op for the next proposal of its group.
-    fn accept(&mut self, group: GroupId, op: &Op, ticket: u64) -> Result<(), RequestError> {
-        let error = |code, text: &str| RequestError::new(code, group, text);
+    /// Accepts an op, or delays it while a follower lags.
+    fn op(&mut self, group: GroupId, op: Op, ticket: u64) -> Result<(), RequestError> {
         let replica = self.replica(group)?;
-        if !replica.takes_part() {
-            return Err(error(ErrorCode::NotReady, "the replica takes no part in its group"));
+        replica.check_leads()?;
+        replica.check_op(&op)?;
+        match self.delays_ops() {
+            true => self.delay(group, op, ticket),
+            false => self.accept(group, &op, ticket),
         }
-        if !replica.is_leader() {
-            return Err(replica.not_leader());
-        }
-        replica.check_op(op)?;
+    }
+
+    /// Accepts an op for the next proposal of its group.
+    pub(super) fn accept(
+        &mut self,
+        group: GroupId,
+        op: &Op,
+        ticket: u64,
+    ) -> Result<(), RequestError> {
+        let error = |code, text: &str| RequestError::new(code, group, text);
+        self.replica(group)?.check_leads()?;
         let entry =
             Entry { data: op.encode_head().into(), context: op.blocks(), ..Entry::default() };
         let bytes = entry_bytes(&entry);
         if self.ring_is_above(1, 2) {
             let text = "half of the write-ahead log is in use";
             return Err(RequestError { retry_after_ms: BUSY_MS, ..error(ErrorCode::Busy, text) });
-        }
-        if self.waits_for_lagging() {
-            let text = "a follower lags";
-            return Err(RequestError { retry_after_ms: LAGS_MS, ..error(ErrorCode::Busy, text) });
         }
         let replica = self.replica(group)?;
         // Also those of earlier leaders: a follower accepts little more than a leader may have.
@@ -296,7 +303,18 @@ fn refused(group: GroupId, refusal: Refusal) -> RequestError {
 }
 
 impl Replica {
-    fn not_leader(&self) -> RequestError {
+    fn check_leads(&self) -> Result<(), RequestError> {
+        if !self.takes_part() {
+            let text = "the replica takes no part in its group";
+            return Err(RequestError::new(ErrorCode::NotReady, self.group, text));
+        }
+        if !self.is_leader() {
+            return Err(self.not_leader());
+        }
+        Ok(())
+    }
+
+    pub(super) fn not_leader(&self) -> RequestError {
         let leader = self.view.peers.get(&self.leader()).copied();
         let text = "the replica does not lead its group";
         RequestError { leader, ..RequestError::new(ErrorCode::NotLeader, self.group, text) }

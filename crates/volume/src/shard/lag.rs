@@ -1,21 +1,41 @@
-//! Followers that lag: ops are refused before they need entries that are no longer in memory, and
+//! Followers that lag: ops are delayed before they need entries that are no longer in memory, and
 //! with them all blocks of the group.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::replica::Replica;
-use super::{ServerState, Shard};
+use super::{Output, ServerState, Shard};
+use crate::op::Op;
+use crate::request::{ErrorCode, RequestError};
 use crate::types::{GroupId, Index, ServerId};
 
-/// Time for which ops are refused, in milliseconds. A server that does not catch up in this time
+/// Time for which ops are delayed, in milliseconds. A server that does not catch up in this time
 /// has stopped, or is far slower than the others.
 const WAIT_MS: u64 = 2_000;
+/// Bytes of the ops that are delayed; more are refused. Half of what a server reads of its clients'
+/// requests before they are answered, so that reads are served meanwhile.
+const DELAYED_BYTES: usize = 16 << 20;
+/// What an op takes besides its blocks, in bytes.
+const OP_BYTES: usize = 1 << 10;
+/// Time after which a client tries again when an op is refused, in milliseconds.
+const AGAIN_MS: u32 = 20;
+
+/// Ops that are delayed, in the order in which they have arrived.
+#[derive(Default)]
+pub(super) struct Delayed {
+    ops: VecDeque<(u64, GroupId, Op)>,
+    bytes: usize,
+}
+
+fn bytes_of(op: &Op) -> usize {
+    op.blocks().len() + OP_BYTES
+}
 
 /// A server with followers that lag.
 pub(super) struct Lagging {
     /// The entries that they lack, or have lacked.
     groups: BTreeMap<GroupId, Index>,
-    /// Until then ops are refused. Not again before the server has caught up in all of these
+    /// Until then ops are delayed. Not again before the server has caught up in all of these
     /// groups, also if it was away in between.
     until: u64,
 }
@@ -69,8 +89,55 @@ impl Shard {
         }
     }
 
-    /// Whether ops are refused until a server has caught up.
-    pub(super) fn waits_for_lagging(&mut self) -> bool {
+    /// Whether ops are delayed, since a server lags or earlier ops are delayed still.
+    pub(super) fn delays_ops(&mut self) -> bool {
+        !self.delayed.ops.is_empty() || self.waits_for_lagging()
+    }
+
+    /// Delays an op until no server lags.
+    pub(super) fn delay(
+        &mut self,
+        group: GroupId,
+        op: Op,
+        ticket: u64,
+    ) -> Result<(), RequestError> {
+        let bytes = bytes_of(&op);
+        if self.delayed.bytes + bytes > DELAYED_BYTES {
+            let error = RequestError::new(ErrorCode::Busy, group, "a follower lags");
+            return Err(RequestError { retry_after_ms: AGAIN_MS, ..error });
+        }
+        self.delayed.bytes += bytes;
+        self.delayed.ops.push_back((ticket, group, op));
+        Ok(())
+    }
+
+    /// Accepts the ops that are delayed if no server lags any more.
+    pub(super) fn accept_delayed(&mut self, out: &mut Output) {
+        if self.delayed.ops.is_empty() || self.waits_for_lagging() {
+            return;
+        }
+        for (ticket, group, op) in std::mem::take(&mut self.delayed).ops {
+            if let Err(error) = self.accept(group, &op, ticket) {
+                self.refuse(ticket, error, out);
+            }
+        }
+    }
+
+    /// Refuses the delayed ops of a group that this server does not lead any more.
+    pub(super) fn refuse_delayed(&mut self, group: GroupId, out: &mut Output) {
+        let Self { delayed: Delayed { ops, bytes }, replicas, .. } = self;
+        let Some(replica) = replicas.get(&group) else { return };
+        ops.retain(|(ticket, of, op)| {
+            let is_kept = *of != group;
+            if !is_kept {
+                *bytes -= bytes_of(op);
+                out.answers.push((*ticket, Err(replica.not_leader())));
+            }
+            is_kept
+        });
+    }
+
+    fn waits_for_lagging(&mut self) -> bool {
         let Self { replicas, others, lagging, now, .. } = self;
         lagging.iter_mut().any(|(server, lags)| {
             *now < lags.until

@@ -37,7 +37,7 @@ use alluvium_wal::WalError;
 use self::checkpoint::Checkpointing;
 use self::clients::{DurableAnswer, Reading};
 use self::entries::EntryCache;
-use self::lag::Lagging;
+use self::lag::{Delayed, Lagging};
 use self::replica::Replica;
 use self::source::Source;
 use self::stall::Stall;
@@ -316,6 +316,8 @@ pub struct Shard {
     cache: EntryCache,
     /// Servers with followers that lag.
     lagging: BTreeMap<ServerId, Lagging>,
+    /// Ops that wait for these servers.
+    delayed: Delayed,
     reads: BTreeMap<ReadId, Reading>,
     next_read: u64,
     sources: BTreeMap<u64, Source>,
@@ -393,6 +395,7 @@ impl Shard {
                 is_busy = true;
                 self.input(input, out);
             }
+            self.accept_delayed(out);
             self.propose(out);
             is_busy |= self.take_readies(out);
             is_busy |= self.apply(out);

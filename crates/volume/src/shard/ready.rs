@@ -116,8 +116,10 @@ impl Shard {
             self.counters.elections += u64::from(leads);
             if !leads {
                 replica.refuse_waiting(out);
+                self.refuse_delayed(group, out);
             }
         }
+        let replica = self.replicas.get_mut(&group).expect("the caller has looked it up");
         send(replica, ready.take_messages(), out);
         if ready.snapshot().is_empty() {
             self.take_entries(group, ready, out);

@@ -11,6 +11,7 @@ use raft::eraftpb;
 
 use super::checkpoint::Checkpointing;
 use super::entries::{EntryCache, apply_entry};
+use super::lag::Delayed;
 use super::replica::{Logged, Replica, Standing, Start};
 use super::stall::Stall;
 use super::{LostReplica, Notice, Output, Shard, ShardCounters, ShardOptions};
@@ -185,6 +186,7 @@ impl Shard {
             lazy: VecDeque::new(),
             cache,
             lagging: BTreeMap::new(),
+            delayed: Delayed::default(),
             reads: BTreeMap::new(),
             next_read: 0,
             sources: BTreeMap::new(),

@@ -405,7 +405,7 @@ impl Leader {
             for kind in
                 [MessageType::MsgRequestPreVoteResponse, MessageType::MsgRequestVoteResponse]
             {
-                leader.respond(group, OTHERS[0], kind, 0);
+                leader.respond(group, OTHERS[0], kind, 0, 2);
             }
         }
         for other in OTHERS {
@@ -430,8 +430,8 @@ impl Leader {
         from: PeerId,
         msg_type: MessageType,
         index: u64,
+        term: u64,
     ) -> Output {
-        let term = 2;
         let message =
             Message { msg_type, from: from.0, to: PEER.0, term, index, ..Message::default() };
         let body = PeerBody::Raft(Box::new(message));
@@ -443,41 +443,58 @@ impl Leader {
     /// A follower has all entries.
     fn acknowledge(&mut self, group: GroupId, follower: PeerId) -> Output {
         let last = self.shard.replica_status(group).unwrap().last.0;
-        self.respond(group, follower, MessageType::MsgAppendResponse, last)
+        self.respond(group, follower, MessageType::MsgAppendResponse, last, 2)
     }
 
     fn write(&mut self) -> bool {
         self.write_to(0)
     }
 
-    /// Writes with the first follower. Returns whether the leader has taken the write.
+    /// Writes with the first follower. Returns whether the leader has accepted the write, and does
+    /// not delay it.
     fn write_to(&mut self, group: usize) -> bool {
         self.writes[group] += 1;
         let write = write_to(GROUPS[group], self.writes[group]);
+        let last = self.last(group);
         let out = turn(&mut self.shard, self.now, [write]);
-        if let [(_, answer)] = &out.answers[..] {
-            assert!(is_busy(answer), "{answer:?}");
+        assert!(out.answers.is_empty(), "{out:?}");
+        if self.last(group) == last {
             return false;
         }
         let out = self.acknowledge(GROUPS[group], OTHERS[0]);
-        assert!(matches!(out.answers[..], [(_, Ok(_))]), "{out:?}");
+        assert!(matches!(out.answers[..], [.., (_, Ok(_))]), "{out:?}");
         true
     }
 
-    /// Writes until the leader refuses one.
-    fn write_until_busy(&mut self) {
+    fn last(&self, group: usize) -> Index {
+        self.shard.replica_status(GROUPS[group]).unwrap().last
+    }
+
+    /// Writes until the leader delays one.
+    fn write_until_delayed(&mut self) {
         // Half of the memory, and the write that exceeds it.
         let taken = (0..20).take_while(|_| self.write()).count();
         assert!((4..=6).contains(&taken), "{taken} writes");
     }
+
+    /// Acknowledges what was delayed, and returns the tickets that are answered.
+    fn delayed(&mut self) -> Vec<u64> {
+        let out = self.acknowledge(GROUP, OTHERS[0]);
+        assert!(out.answers.iter().all(|(_, answer)| answer.is_ok()), "{out:?}");
+        out.answers.into_iter().map(|(ticket, _)| ticket).collect()
+    }
 }
 
 #[test]
-fn a_leader_waits_for_a_follower_before_it_needs_all_blocks() {
+fn a_leader_delays_ops_for_a_follower_before_it_needs_all_blocks() {
     let mut leader = Leader::new();
     for _ in 0..3 {
-        leader.write_until_busy();
+        leader.write_until_delayed();
+        assert!(!leader.write(), "an op is not accepted before an earlier one");
+        let delayed = [leader.writes[0] - 1, leader.writes[0]];
         // The follower can be brought up with entries.
+        leader.acknowledge(GROUP, OTHERS[1]);
+        assert_eq!(leader.delayed(), delayed);
         leader.acknowledge(GROUP, OTHERS[1]);
     }
     for _ in 0..20 {
@@ -489,30 +506,32 @@ fn a_leader_waits_for_a_follower_before_it_needs_all_blocks() {
 #[test]
 fn a_leader_does_not_wait_for_a_follower_that_does_not_catch_up() {
     let mut leader = Leader::new();
-    leader.write_until_busy();
+    leader.write_until_delayed();
     leader.now += 1999;
     assert!(!leader.write());
     leader.now += 1;
     assert!((0..20).all(|_| leader.write()));
     // It has caught up by itself, and may be waited for again.
     leader.acknowledge(GROUP, OTHERS[1]);
-    leader.write_until_busy();
+    leader.write_until_delayed();
 }
 
 #[test]
 fn a_leader_does_not_wait_for_a_server_without_a_connection() {
     let mut leader = Leader::new();
-    leader.write_until_busy();
+    leader.write_until_delayed();
     let down = Input::PeerDown { server: ServerId(OTHERS[1].0 as u32), is_gone: false };
     turn(&mut leader.shard, leader.now, [down]);
+    assert_eq!(leader.delayed().len(), 1);
     assert!((0..20).all(|_| leader.write()));
 }
 
 #[test]
 fn a_leader_does_not_wait_for_a_server_whose_device_is_stalled() {
     let mut leader = Leader::new();
-    leader.write_until_busy();
+    leader.write_until_delayed();
     leader.state(OTHERS[1], true);
+    assert_eq!(leader.delayed().len(), 1);
     assert!((0..20).all(|_| leader.write()));
 }
 
@@ -520,7 +539,7 @@ fn a_leader_does_not_wait_for_a_server_whose_device_is_stalled() {
 #[test]
 fn a_leader_waits_once_for_a_server_that_does_not_catch_up_in_any_group() {
     let mut leader = Leader::new();
-    leader.write_until_busy();
+    leader.write_until_delayed();
     leader.now += 2000;
     assert!((0..20).all(|_| leader.write()), "the entry leaves memory");
     assert!((0..20).all(|_| leader.write_to(1)));
@@ -532,7 +551,37 @@ fn a_leader_waits_once_for_a_server_that_does_not_catch_up_in_any_group() {
     for group in GROUPS {
         leader.acknowledge(group, OTHERS[1]);
     }
-    leader.write_until_busy();
+    leader.write_until_delayed();
+}
+
+#[test]
+fn a_leader_that_steps_down_refuses_what_it_has_delayed() {
+    let mut leader = Leader::new();
+    leader.write_until_delayed();
+    assert!(!leader.write_to(1));
+    let out = leader.respond(GROUP, OTHERS[0], MessageType::MsgAppendResponse, 0, 9);
+    let refused = |answer: &Result<Answer, RequestError>| {
+        answer.as_ref().is_err_and(|error| error.code == ErrorCode::NotLeader)
+    };
+    assert_eq!(out.answers.len(), 1, "the other group has its leader still: {out:?}");
+    assert_eq!(out.answers[0].0, leader.writes[0]);
+    assert!(refused(&out.answers[0].1), "{out:?}");
+}
+
+/// The bytes of clients' requests are bounded, and reads need some of them.
+#[test]
+fn a_leader_delays_a_bounded_number_of_bytes() {
+    let mut leader = Leader::new();
+    leader.write_until_delayed();
+    let refused = (0..4000).find_map(|_| {
+        leader.writes[0] += 1;
+        let write = write_to(GROUP, leader.writes[0]);
+        turn(&mut leader.shard, leader.now, [write]).answers.pop()
+    });
+    let (ticket, answer) = refused.expect("a write is refused");
+    assert!(is_busy(&answer), "{answer:?}");
+    let delayed = ticket as usize * (2 * BLOCK_BYTES);
+    assert!((13 << 20..=16 << 20).contains(&delayed), "{delayed} bytes");
 }
 
 #[test]
