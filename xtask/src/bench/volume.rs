@@ -10,6 +10,7 @@ mod cluster;
 mod failover;
 mod fio;
 mod idle;
+mod trace;
 mod usage;
 
 use std::fs;
@@ -63,10 +64,14 @@ enum Part {
     Failover,
     /// Processor time of idle servers.
     Idle,
+    /// Writes and flushes of the devices and of their disk in a second of each case. Needs root and
+    /// the kernel's tracefs.
+    Trace,
 }
 
 impl Part {
-    const ALL: [Self; 4] = [Self::Cases, Self::Checkpoints, Self::Failover, Self::Idle];
+    const ALL: [Self; 5] =
+        [Self::Cases, Self::Checkpoints, Self::Failover, Self::Idle, Self::Trace];
 }
 
 /// Less than 6 GiB for three servers. The stores have space for the slots of idle volumes.
@@ -194,6 +199,9 @@ impl Plan {
         )?;
         if self.parts.contains(&Part::Cases) {
             cases.extend(self.cases(&mut cluster)?);
+        }
+        if self.parts.contains(&Part::Trace) {
+            cases.push(trace::measure(&mut cluster, self)?);
         }
         cluster.restart(Apply::Deferred)?;
         if self.parts.contains(&Part::Checkpoints) {

@@ -116,6 +116,11 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// The logs, and the stores.
+    pub(super) fn device_paths(&self) -> [Vec<&Path>; 2] {
+        [0, 1].map(|which| self.devices.iter().map(|devices| devices[which].path()).collect())
+    }
+
     /// Starts the servers.
     pub(super) fn start(&mut self, apply: Apply) -> Result<(), Error> {
         assert!(self.servers.is_empty(), "they are stopped before they are started again");
