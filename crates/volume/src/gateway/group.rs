@@ -4,12 +4,17 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::numbers::Numbers;
+use super::piece::Copy;
 use super::types::GroupReplicas;
 use crate::request::RequestError;
 use crate::types::{Index, ServerId};
 
 /// How long reads avoid the gateway's own server after it could not serve one.
 const AVOID_OWN: Duration = Duration::from_secs(1);
+
+/// A server that has a copy gets another one when it has not answered it, and as a leader has
+/// applied nothing else, for this time.
+const LOST_AFTER: Duration = Duration::from_secs(5);
 
 /// A region of the volume that has been written, or is about to be. The others have no group.
 #[derive(Debug)]
@@ -68,6 +73,8 @@ pub(super) struct Group {
     pub(super) progressed: [Duration; 2],
     /// Servers that have not served the last request that they have answered.
     refusals: Vec<(ServerId, Refusal)>,
+    /// When a server has last applied an op of this session, and which one.
+    applied: Option<(ServerId, Duration)>,
     /// Until then, reads go to the leader first.
     avoid_own_until: Duration,
 }
@@ -85,6 +92,7 @@ impl Group {
             is_read: false,
             progressed: [Duration::ZERO; 2],
             refusals: Vec::new(),
+            applied: None,
             avoid_own_until: Duration::ZERO,
         }
     }
@@ -115,11 +123,30 @@ impl Group {
         self.refusals.iter().find(|(other, _)| *other == server).map(|(_, refusal)| refusal)
     }
 
+    /// Records that a server has applied an op, so it leads.
+    pub(super) fn has_applied(&mut self, server: ServerId, now: Duration) {
+        self.leader = Some(server);
+        self.applied = Some((server, now));
+    }
+
+    /// When a server that leads has last applied an op. A copy at it waits behind others, and is not
+    /// lost before its connection ends.
+    pub(super) fn applied_at(&self, server: ServerId) -> Option<Duration> {
+        self.applied.filter(|(applied, _)| *applied == server).map(|(_, at)| at)
+    }
+
+    /// Whether a copy is no reason any more to send none to its server.
+    pub(super) fn is_lost(&self, copy: &Copy, now: Duration) -> bool {
+        let worked = self.applied_at(copy.server).map_or(copy.sent, |at| at.max(copy.sent));
+        now >= worked + LOST_AFTER
+    }
+
     /// Records that a server is not the leader.
     pub(super) fn not_leader(&mut self, server: ServerId) {
         if self.leader == Some(server) {
             self.leader = None;
         }
+        self.applied = self.applied.filter(|(applied, _)| *applied != server);
     }
 
     /// Records that a server serves nothing at present.

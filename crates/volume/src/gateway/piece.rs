@@ -10,7 +10,7 @@ use crate::types::{AttachEpoch, END_OF_NUMBERS, Index, Sequence, ServerId};
 
 /// Without an answer after this time, a copy goes to the next replica. It doubles with each copy,
 /// up to 16 times.
-const OP_PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const OP_PATIENCE: Duration = Duration::from_secs(1);
 const READ_PATIENCE: Duration = Duration::from_millis(500);
 
 /// A part of a request of the user, or an `Attach`, until it is answered or has failed.

@@ -103,7 +103,8 @@ impl Shard {
     ) -> Result<(), RequestError> {
         let bytes = bytes_of(&op);
         if self.delayed.bytes + bytes > DELAYED_BYTES {
-            let error = RequestError::new(ErrorCode::Busy, group, "a follower lags");
+            let error =
+                RequestError::new(ErrorCode::Busy, group, "ops wait for a follower that lags");
             return Err(RequestError { retry_after_ms: AGAIN_MS, ..error });
         }
         self.delayed.bytes += bytes;
@@ -111,15 +112,22 @@ impl Shard {
         Ok(())
     }
 
-    /// Accepts the ops that are delayed if no server lags any more.
+    /// Accepts the ops that are delayed if no server lags any more, up to one for which this server
+    /// is too busy still: later ones would overtake it.
     pub(super) fn accept_delayed(&mut self, out: &mut Output) {
         if self.delayed.ops.is_empty() || self.waits_for_lagging() {
             return;
         }
-        for (ticket, group, op) in std::mem::take(&mut self.delayed).ops {
-            if let Err(error) = self.accept(group, &op, ticket) {
-                self.refuse(ticket, error, out);
+        while let Some((ticket, group, op)) = self.delayed.ops.pop_front() {
+            match self.accept(group, &op, ticket) {
+                Err(error) if error.code == ErrorCode::Busy => {
+                    self.delayed.ops.push_front((ticket, group, op));
+                    return;
+                }
+                Err(error) => self.refuse(ticket, error, out),
+                Ok(()) => {}
             }
+            self.delayed.bytes -= bytes_of(&op);
         }
     }
 

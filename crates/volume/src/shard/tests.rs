@@ -393,8 +393,12 @@ struct Leader {
 impl Leader {
     /// The leader of two groups, with memory for eight writes.
     fn new() -> Self {
+        Self::with(ShardOptions::new(SERVER))
+    }
+
+    fn with(options: ShardOptions) -> Self {
         let disks = Disks::new(&GROUPS.map(|group| entries(group, 1, 1)));
-        let options = ShardOptions { entry_cache_bytes: 70 << 10, ..ShardOptions::new(SERVER) };
+        let options = ShardOptions { entry_cache_bytes: 70 << 10, ..options };
         let shard = disks.open_with(options, PEER, GROUPS, &view_of_three(), 0).shard;
         let mut leader = Self { shard, now: 0, writes: [0; 2], _disks: disks };
         for tick in 1..=10 {
@@ -566,6 +570,26 @@ fn a_leader_that_steps_down_refuses_what_it_has_delayed() {
     assert_eq!(out.answers.len(), 1, "the other group has its leader still: {out:?}");
     assert_eq!(out.answers[0].0, leader.writes[0]);
     assert!(refused(&out.answers[0].1), "{out:?}");
+}
+
+#[test]
+fn a_leader_that_accepts_few_ops_at_a_time_accepts_the_delayed_ones_in_order() {
+    let two_writes = 20 << 10;
+    let options = ShardOptions { proposal_bytes: two_writes, ..ShardOptions::new(SERVER) };
+    let mut leader = Leader::with(options);
+    leader.write_until_delayed();
+    let first = leader.writes[0];
+    assert!((0..4).all(|_| !leader.write()));
+    leader.acknowledge(GROUP, OTHERS[1]);
+    assert!(!leader.write(), "it waits behind those that are delayed still");
+    let mut tickets = Vec::new();
+    for follower in OTHERS.into_iter().cycle().take(6) {
+        let out = leader.acknowledge(GROUP, follower);
+        assert!(out.answers.len() <= 2, "two of the writes fit");
+        tickets.extend(out.answers.into_iter().map(|(ticket, answer)| answer.map(|_| ticket)));
+    }
+    assert_eq!(tickets, (first..first + 6).map(Ok).collect::<Vec<_>>());
+    assert!(leader.write());
 }
 
 /// The bytes of clients' requests are bounded, and reads need some of them.

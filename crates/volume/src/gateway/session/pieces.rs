@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Phase, Session, Timer, back_off};
 use crate::gateway::group::{Group, Refusal, Region};
 use crate::gateway::map::RegionIndex;
-use crate::gateway::piece::{Copy, Kind, Piece, Verdict, Wake, Work};
+use crate::gateway::piece::{Copy, Kind, OP_PATIENCE, Piece, Verdict, Wake, Work};
 use crate::gateway::types::{Closed, Failure, Output, ReadPart, SendId, UserId};
 use crate::op::{Attach, BlockOp, Op};
 use crate::request::{Answer, ErrorCode, ReadRequest, Request, RequestError};
@@ -15,9 +15,6 @@ use crate::types::{Index, ServerId};
 
 /// `NotLeader` with a leader is followed at once this many times in a row.
 const MAX_HINTS: u32 = 2;
-
-/// A leader that has a copy gets another one when it has not answered for this time.
-const LOST_AFTER: Duration = Duration::from_secs(5);
 
 /// Time after which the other replicas are asked again when one has named a leader that does not
 /// answer: they may have another leader by then.
@@ -199,8 +196,16 @@ impl Session {
     fn send_copy(&mut self, id: u64) {
         let Some(piece) = self.pieces.get_mut(&id) else { return };
         let Some(last) = piece.copies.last().copied() else { return self.send_first(id) };
-        piece.silences += 1;
         let Some(Region::Group(group)) = self.regions.get(&piece.region) else { return };
+        if !piece.is_read() {
+            // The others would only name the leader, and each copy carries all blocks.
+            let applied = piece.copies.iter().filter_map(|copy| group.applied_at(copy.server));
+            let until = applied.max().map(|at| at + OP_PATIENCE).filter(|until| *until > self.now);
+            if let Some(until) = until {
+                return self.set_wake(id, until, Wake::Copy);
+            }
+        }
+        piece.silences += 1;
         let mut asked = piece.copies.iter().map(|copy| copy.server).collect();
         match group.next_target(last.server, &mut asked, &piece.damaged) {
             Some(server) => {
@@ -216,7 +221,7 @@ impl Session {
         let Some(piece) = self.pieces.get_mut(&id) else { return };
         let Some(Region::Group(group)) = self.regions.get(&piece.region) else { return };
         // A server that has a copy and is silent would only be silent again.
-        let is_silent = |copy: &&Copy| self.now < copy.sent + LOST_AFTER;
+        let is_silent = |copy: &&Copy| !group.is_lost(copy, self.now);
         let silent = piece.copies.iter().filter(is_silent).map(|copy| copy.server);
         let avoided: Vec<ServerId> = silent.chain(piece.damaged.iter().copied()).collect();
         let next = group.next_target(after, &mut piece.tried, &avoided);
@@ -288,11 +293,11 @@ impl Session {
     fn applied(&mut self, id: u64, server: Option<ServerId>, index: Index) {
         let Some(piece) = self.take_piece(id) else { return };
         self.progressed(&piece);
-        let region = piece.region;
+        let (region, now) = (piece.region, self.now);
         let Some(group) = self.group(region) else { return };
         group.token = group.token.max(index);
-        if server.is_some() {
-            group.leader = server;
+        if let Some(server) = server {
+            group.has_applied(server, now);
         }
         match piece.work {
             Work::Change { number: Some(number), .. } => {
@@ -400,7 +405,7 @@ impl Session {
             self.read_group(region);
             return self.try_next(id, server);
         }
-        let is_asked = |copy: &Copy| copy.server == hint && self.now < copy.sent + LOST_AFTER;
+        let is_asked = |copy: &Copy| copy.server == hint && !group.is_lost(copy, self.now);
         if piece.copies.iter().any(is_asked) {
             // The leader is slow, and another copy would not make it faster.
             group.leader.get_or_insert(hint);

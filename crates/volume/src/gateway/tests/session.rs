@@ -436,6 +436,30 @@ fn without_an_answer_a_copy_goes_to_the_next_replica() {
     }
 }
 
+/// With a deep queue and a slow follower, each write waits for many others.
+#[test]
+fn a_leader_that_applies_ops_gets_no_second_copy_and_the_others_none() {
+    let mut test = Harness::new();
+    let (users, sent): (Vec<_>, Vec<_>) =
+        (0..20).map(|block| (test.write(block), test.take_op())).unzip();
+    for (id, server, _) in &sent[..19] {
+        assert_eq!(*server, OWN);
+        test.advance(millis(900));
+        assert!(test.sent.is_empty());
+        test.applied(*id);
+    }
+    // It has stopped.
+    test.advance(millis(1000));
+    let (copy, server, _) = test.take_op();
+    assert_ne!(server, OWN);
+    test.hint(copy, OWN.0);
+    test.advance(millis(500));
+    assert_ne!(test.take_op().1, OWN, "it was heard of 1.5 s ago");
+    test.applied(sent[19].0);
+    assert!(users.into_iter().all(|user| test.is_done(user)));
+    assert_eq!(test.session.sizes(), [0; 6]);
+}
+
 #[test]
 fn a_slow_leader_gets_no_copy_when_another_replica_names_it() {
     let mut test = Harness::new();
