@@ -308,4 +308,26 @@ fn the_reader_finds_a_bit_that_was_flipped_in_a_record_a_sector_a_block_or_a_sup
     let (_, code) = lines(reader(&cluster, "check", 1));
     assert_eq!(code, Some(0));
     assert_content(&cluster, 1, &model, &["--uncommitted"]);
+
+    // A server reports a replica that is lost, and so does the cluster.
+    let _flipped = Flipped::new(&wal, WAL_DATA_START + (offset + 100) % ring);
+    let servers = SERVERS.map(|server| {
+        let mut command = cluster.serve(server, server);
+        command.args(["--metrics-listen", "127.0.0.1:0"]);
+        Server::start_until(command, " is ready: ")
+    });
+    let servers: Vec<Server> = servers.collect();
+    // The log may have had entries of both groups behind the damage.
+    let lost = |server: usize| cluster.json(&["status"])[server]["lost"].as_u64().unwrap();
+    until("a replica is reported as lost", || lost(0) > 0);
+    let count = lost(0);
+    assert_eq!((lost(1), lost(2)), (0, 0));
+    contains(&cluster.ok(&["status"]), &[&format!(" {count} lost ")]);
+    contains(&servers[0].get("/healthz").1, &["degraded", "replicas_lost: "]);
+    assert!(servers[0].get("/readyz").0.contains("200"));
+    contains(&servers[0].get("/metrics").1, &[&format!("alluvium_volume_lost_replicas {count}")]);
+    contains(&servers[1].get("/metrics").1, &["alluvium_volume_lost_replicas 0"]);
+    let replicas = cluster.replicas("disk");
+    let replicas = replicas.iter().filter(|replica| replica["state"] == "lost");
+    assert_eq!(replicas.count() as u64, count);
 }

@@ -21,7 +21,9 @@ pub enum Error {
     },
     /// The revision asked for does not exist yet. Revisions only grow, so the service has lost
     /// some, as after a restored backup. The caller lists the current revision.
-    #[error("revision {asked} is above the current {current}: the metadata was set back")]
+    #[error(
+        "revision {asked} is above the current {current}: the coordination service was set back"
+    )]
     Ahead {
         /// The revision asked for.
         asked: Revision,
@@ -36,22 +38,22 @@ pub enum Error {
     Invalid(String),
     /// The service is at a bound of its memory. The request has changed nothing. Deleting is still
     /// possible.
-    #[error("the metadata is full: {0}")]
+    #[error("the coordination service is full: {0}")]
     Full(String),
     /// The service cannot be reached. The request has changed nothing.
-    #[error("the metadata cannot be reached: {0}")]
+    #[error("the coordination service cannot be reached: {0}")]
     Unavailable(String),
     /// The service's storage has failed or is damaged, and must be opened again. Whether the change
     /// that met the failure was applied is unknown.
-    #[error("the metadata's storage has failed: {0}")]
+    #[error("the storage of the coordination service has failed: {0}")]
     Failed(String),
     /// The request was sent and there is no answer. Whether the change was applied, or still will
     /// be, is unknown. [`crate::retry::commit`] finds out for a guarded transaction.
-    #[error("the outcome of a change of the metadata is unknown: {0}")]
+    #[error("the outcome of a change at the coordination service is unknown: {0}")]
     Unknown(String),
     /// The service is not the one that this client used before, or was set back: numbers that it
     /// gives out may have been given out already. The client does not use it.
-    #[error("the metadata was replaced: {0}")]
+    #[error("the coordination service was replaced: {0}")]
     Replaced(String),
 }
 

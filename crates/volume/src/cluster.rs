@@ -340,7 +340,7 @@ impl Attached {
         let volume = self.id;
         tracing::warn!(
             %volume,
-            "the registry has not heard from this process: another one may attach the volume"
+            "the attachment could not be renewed: another process may attach the volume"
         );
         loop {
             let registered = async {
@@ -355,14 +355,14 @@ impl Attached {
                 }
                 Err(refused) => return Err(refused),
                 Ok(lease) => {
-                    tracing::info!(%volume, "the registry has the volume as attached again");
+                    tracing::info!(%volume, "the attachment is renewed");
                     return Ok(lease);
                 }
             }
         }
     }
 
-    /// Records that the volume is not attached any more. Requests in flight are ended.
+    /// Records that the volume is no longer attached. Requests in flight are ended.
     ///
     /// # Errors
     /// Those of the registry. The lease ends by itself then.

@@ -92,7 +92,7 @@ pub enum RegistryError {
         owner: Owner,
     },
     /// The attachment is not the newest one.
-    #[error("volume {volume} has attach epoch {found}, and {epoch} was given: it was taken over")]
+    #[error("volume {volume} was attached again, with epoch {found}: epoch {epoch} is fenced")]
     Fenced {
         /// The volume.
         volume: VolumeId,

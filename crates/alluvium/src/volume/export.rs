@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::ops::RangeInclusive;
-use std::path::{self, PathBuf};
+use std::path::{self, Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -179,7 +179,7 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
         Ok(attached) => match attached.detach().await {
             Ok(()) | Err(RegistryError::Fenced { .. }) => {}
             Err(error) => {
-                tracing::warn!("the registry still has the volume as attached: {error}");
+                tracing::warn!("the attachment could not be removed, and ends by itself: {error}");
             }
         },
         Err(_) => tracing::warn!("requests are still in flight; the attachment ends by itself"),
@@ -191,11 +191,15 @@ async fn export(args: ExportArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Keeps the volume registered as attached. If that is refused, requests fail from now on, but
-/// clients may read the reason of their errors: the process goes on.
+/// Keeps the volume registered as attached, until that is refused or a server refuses the
+/// attachment. Requests fail from then on, but clients may read the reason of their errors: the
+/// process goes on.
 async fn keep_registered(attached: &Attached, ended: &OnceLock<String>) {
-    let refused = attached.keep_registered().await;
-    let text = format!("the volume is not attached any more: {refused}");
+    let reason = tokio::select! {
+        refused = attached.keep_registered() => refused.to_string(),
+        failure = attached.volume.ended() => failure.to_string(),
+    };
+    let text = format!("the volume is no longer attached: {reason}");
     let text = ended.get_or_init(|| text);
     tracing::error!("{text}");
     std::future::pending::<()>().await;
@@ -216,6 +220,9 @@ fn condition(trouble: &Trouble, ended: Option<&String>) -> Condition {
     }
 }
 
+/// Bytes of a socket's path: `sun_path` of Linux has 108, of which one ends the path.
+const MAX_SOCKET_PATH_BYTES: usize = 107;
+
 /// The file of a Unix socket, which is removed when it is dropped.
 struct SocketFile(PathBuf);
 
@@ -235,11 +242,23 @@ struct Listening {
     socket: Option<SocketFile>,
 }
 
+/// Checks that the kernel takes a path for a socket (`unix(7)`).
+fn check_socket_path(path: &Path) -> Result<(), Failure> {
+    match std::os::unix::net::SocketAddr::from_pathname(path) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Failure::Usage(format!(
+            "--socket {}: the path of a socket has 1 to {MAX_SOCKET_PATH_BYTES} bytes",
+            path.display()
+        ))),
+    }
+}
+
 /// Opens the socket and the port.
 async fn listen(args: &ExportArgs) -> Result<Listening, Failure> {
     let (mut listeners, mut addresses, mut socket) = (Vec::new(), Vec::new(), None);
     if let Some(path) = &args.socket {
         let failed = |error: io::Error| Failure::Failed(format!("{}: {error}", path.display()));
+        check_socket_path(path)?;
         let is_served = match UnixStream::connect(path).await.map_err(|error| error.kind()) {
             // The second one: the queue of connections that are not accepted yet is full.
             Ok(_) | Err(ErrorKind::WouldBlock) => true,

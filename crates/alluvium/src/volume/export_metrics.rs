@@ -125,7 +125,9 @@ impl ExportCollector {
             encode_labelled_counters(encoder, name, help, "command", &values)
         };
         by_command("nbd_requests", "Requests received", |it| &it.requests)?;
-        by_command("nbd_request_bytes", "Bytes of the valid ones", |it| &it.bytes)?;
+        by_command("nbd_request_bytes", "Bytes of the valid requests of NBD clients", |it| {
+            &it.bytes
+        })?;
         by_command("nbd_request_errors", "Requests answered with an error", |it| &it.errors)
     }
 
@@ -144,7 +146,7 @@ impl ExportCollector {
             encode_labelled_counters(encoder, name, help, "kind", &values)
         };
         by_kind("volume_requests", "Requests to the volume", |it| &it.requests)?;
-        by_kind("volume_request_bytes", "Bytes of these requests", |it| &it.bytes)?;
+        by_kind("volume_request_bytes", "Bytes of the requests to the volume", |it| &it.bytes)?;
         by_kind("volume_request_failures", "Requests that failed", |it| &it.failures)?;
         by_kind("volume_sends", "Requests to servers, with the repeated ones", |it| &it.sends)?;
         let help = "Requests to servers sent again after an error or a closed connection";

@@ -1,6 +1,6 @@
 //! Commands about volumes that end at once: create, list, info, attach, status, delete.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub(super) struct Common {
     json: bool,
 }
 
-/// Create a volume. It takes no space before it is written.
+/// Create a volume. Space is allocated when blocks are written.
 #[derive(Args, Debug)]
 pub(crate) struct CreateArgs {
     /// Name: a letter or digit, then up to 127 letters, digits, dots, underscores and hyphens.
@@ -108,7 +108,7 @@ pub(super) async fn create(args: CreateArgs) -> Result<(), Failure> {
     if args.common.json {
         return output::json(&CreatedVolume { name: &args.name, id: id.0, bytes });
     }
-    output::line(format_args!("created volume {} with {}, id {id}", args.name, args.size))
+    output::line(format_args!("created volume {}: {}, id {id}", args.name, args.size))
 }
 
 #[derive(Serialize)]
@@ -182,7 +182,7 @@ struct Replica {
     server: u32,
     lost: bool,
     role: Option<&'static str>,
-    state: Option<&'static str>,
+    state: &'static str,
     applied: Option<u64>,
     last: Option<u64>,
 }
@@ -221,7 +221,11 @@ pub(super) async fn info(args: InfoArgs) -> Result<(), Failure> {
                 server: peer.server.0,
                 lost: peer.lost,
                 role: status.map(|status| role_name(status.role)),
-                state: status.map(|status| replica_state_name(status.state)),
+                state: match (peer.lost, status) {
+                    (true, _) => "lost",
+                    (false, Some(status)) => replica_state_name(status.state),
+                    (false, None) => "no answer",
+                },
                 applied: status.map(|status| status.applied.0),
                 last: status.map(|status| status.last.0),
             });
@@ -242,20 +246,19 @@ pub(super) async fn info(args: InfoArgs) -> Result<(), Failure> {
         info.attached_at.map_or("not attached".to_owned(), |at| format!("attached at {at}")),
     ))?;
     if info.replicas.is_empty() {
-        return output::line("no region was written yet");
+        return output::line("no region has been written");
     }
     let headings = ["REGION", "GROUP", "SERVER", "PEER", "ROLE", "STATE", "APPLIED", "LAST"];
     let mut table = Table::of_text(&headings);
     let text = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
     for replica in info.replicas {
-        let state = if replica.lost { Some("lost") } else { replica.state };
         table.row(vec![
             replica.region.to_string(),
             replica.group.to_string(),
             replica.server.to_string(),
             replica.peer.to_string(),
             replica.role.unwrap_or("-").to_owned(),
-            state.unwrap_or("no answer").to_owned(),
+            replica.state.to_owned(),
             text(replica.applied),
             text(replica.last),
         ]);
@@ -343,6 +346,8 @@ struct ServerStatus {
     server: u32,
     address: String,
     error: Option<String>,
+    /// Replicas that are lost, as the registry has it.
+    lost: usize,
     replicas: Option<usize>,
     leaders: Option<usize>,
     not_exact: Option<usize>,
@@ -355,18 +360,31 @@ struct ServerStatus {
 
 pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     let cluster = args.common.cluster.connect()?;
-    let rows: Vec<_> = statuses(&cluster).await?.into_iter().map(server_status).collect();
+    let mut lost: HashMap<ServerId, usize> = HashMap::new();
+    for (_, group) in cluster.registry().groups().await.map_err(Failure::new)?.0 {
+        for peer in group.value.peers.iter().filter(|peer| peer.lost) {
+            *lost.entry(peer.server).or_default() += 1;
+        }
+    }
+    let asked = statuses(&cluster).await?.into_iter();
+    let rows: Vec<_> = asked
+        .map(|asked| {
+            let lost = lost.get(&asked.server).copied().unwrap_or_default();
+            server_status(asked, lost)
+        })
+        .collect();
     if args.common.json {
         return output::json(&rows);
     }
     let headings = ["SERVER", "ADDRESS", "STATE", "REPLICAS", "LEADERS", "STORE FREE", "RING USED"];
     let mut table = Table::of_text(&headings);
     for row in rows {
-        let state = match (&row.error, row.not_exact) {
-            (Some(error), _) => error.clone(),
-            (None, Some(count)) if count > 0 => format!("{count} not exact"),
-            (None, _) => "ok".to_owned(),
-        };
+        let not_exact = row.not_exact.unwrap_or_default();
+        let counts = [(row.lost, "lost"), (not_exact, "not exact")].into_iter();
+        let counts = counts.filter(|(count, _)| *count > 0);
+        let counts = counts.map(|(count, what)| format!("{count} {what}"));
+        let states: Vec<String> = row.error.iter().cloned().chain(counts).collect();
+        let state = if states.is_empty() { "ok".to_owned() } else { states.join(", ") };
         let count = |count: Option<usize>| count.map_or("-".to_owned(), |it| it.to_string());
         let of = |part: Option<u64>, all: Option<u64>| match part.zip(all) {
             Some((part, all)) => format!("{} of {}", about(part), about(all)),
@@ -385,10 +403,10 @@ pub(super) async fn status(args: StatusArgs) -> Result<(), Failure> {
     output::line(table)
 }
 
-fn server_status(asked: Asked) -> ServerStatus {
+fn server_status(asked: Asked, lost: usize) -> ServerStatus {
     let slot = alluvium_volume::store::SLOT_BYTES;
     let Asked { server, address, status } = asked;
-    let row = ServerStatus { server: server.0, address, ..ServerStatus::default() };
+    let row = ServerStatus { server: server.0, address, lost, ..ServerStatus::default() };
     let status = match status {
         Ok(status) => status,
         Err(error) => return ServerStatus { error: Some(error), ..row },

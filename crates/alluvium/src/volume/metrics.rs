@@ -46,6 +46,11 @@ impl Collector for VolumeCollector {
                 view.is_stalled.into(),
             ),
             (
+                "volume_lost_replicas",
+                "Replicas of this server that are lost: their groups have fewer copies",
+                view.lost_replicas as u64,
+            ),
+            (
                 "volume_checkpoint_running",
                 "1 while a checkpoint is in progress",
                 view.is_checkpointing.into(),
@@ -59,7 +64,7 @@ impl Collector for VolumeCollector {
                 ("volume_ops", "Ops that were applied and answered by their leader", counters.ops),
                 (
                     "volume_duplicate_ops",
-                    "Ops among them that had taken effect before",
+                    "Ops that were answered and had taken effect before",
                     counters.duplicates,
                 ),
                 (
@@ -94,7 +99,11 @@ impl Collector for VolumeCollector {
                 ("volume_elections", "Elections that a replica here has won", counters.elections),
                 ("volume_turns", "Turns of the task that serves all replicas", counters.turns),
                 ("volume_store_block_writes", "Writes of blocks to the store", store.block_writes),
-                ("volume_store_block_bytes", "Bytes of these writes", store.block_bytes),
+                (
+                    "volume_store_block_bytes",
+                    "Bytes of the writes of blocks to the store",
+                    store.block_bytes,
+                ),
                 (
                     "volume_store_checkpoint_bytes",
                     "Bytes of sectors and superblocks written by checkpoints",

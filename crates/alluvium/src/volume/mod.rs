@@ -20,6 +20,7 @@ use alluvium_volume::Cluster;
 use clap::{Args, Subcommand};
 use tokio::runtime::Runtime;
 
+use crate::address::HostPort;
 use crate::output::{self, Failure};
 use crate::serve::runtime;
 
@@ -47,9 +48,15 @@ pub(crate) struct ClusterArgs {
         long,
         env = "ALLUVIUM_COORDINATION",
         value_name = "HOST:PORT",
-        default_value = "127.0.0.1:7400"
+        default_value = "127.0.0.1:7400",
+        value_parser = host_port
     )]
     coordination: String,
+}
+
+/// Checks an address that is resolved later.
+fn host_port(text: &str) -> Result<String, String> {
+    text.parse::<HostPort>().map(|_| text.to_owned())
 }
 
 impl ClusterArgs {

@@ -10,7 +10,9 @@ use alluvium_coordination::{
 };
 use alluvium_device::{Geometry, OpenOptions, SharedDevice};
 use alluvium_volume::net::NetLimits;
-use alluvium_volume::serve::{RECORD_BYTES, ServeError, ServeOptions, Server, check_devices};
+use alluvium_volume::serve::{
+    RECORD_BYTES, ServeError, ServeOptions, Server, ServerView, check_devices,
+};
 use alluvium_volume::shard::Apply;
 use clap::{Args, ValueEnum};
 use prometheus_client::registry::Registry;
@@ -19,7 +21,7 @@ use tokio::net::TcpListener;
 use super::metrics::VolumeCollector;
 use super::{ClusterArgs, check_exposure, serving_runtime};
 use crate::address::{Address, HostPort};
-use crate::admin::{Admin, Health};
+use crate::admin::{Admin, Condition, Health};
 use crate::output::Failure;
 use crate::progress::Meter;
 use crate::serve::Signals;
@@ -55,7 +57,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
     /// Host the coordination service at --coordination, with its data in this file, which is
-    /// created if it does not exist. Exactly one server of a cluster does.
+    /// created if it does not exist. Exactly one server of a cluster hosts it.
     #[arg(long, value_name = "FILE")]
     coordination_file: Option<PathBuf>,
     /// Write-ahead log: a raw block device, or a file, of at least 160MiB. Nothing else may use it.
@@ -69,8 +71,8 @@ pub(crate) struct ServeArgs {
         value_parser = within(LOG_BOUNDS)
     )]
     wal_capacity: Size,
-    /// Store of the blocks: a raw block device, or a file, of at least 64MiB; of a larger one than
-    /// 16TiB the rest is not used. Nothing else may use it.
+    /// Store of the blocks: a raw block device, or a file, of at least 64MiB; space beyond 16TiB is
+    /// not used. Nothing else may use it.
     #[arg(long, value_name = "PATH")]
     store: PathBuf,
     /// Size of a store that is a new file: 64MiB to 16TiB, a multiple of 4KiB.
@@ -305,6 +307,8 @@ async fn run_server(
     health: &Arc<Health>,
 ) -> Result<(), ServeError> {
     if let Some(admin) = admin {
+        let view = server.view();
+        health.watch(move || condition(&view.lock()));
         let mut registry = Registry::default();
         registry.register_collector(Box::new(VolumeCollector::new(server.view())));
         admin.publish(registry);
@@ -321,6 +325,22 @@ async fn run_server(
         stop.stop();
     });
     server.run(listener).await
+}
+
+/// What probes learn of the server.
+fn condition(view: &ServerView) -> Condition {
+    let mut faults = Vec::new();
+    if view.lost_replicas > 0 {
+        let text = format!("replicas that are lost: {}", view.lost_replicas);
+        faults.push(("replicas_lost", text));
+    }
+    if view.is_stalled {
+        faults.push(("device_stalled", "a device has completed nothing for 2 s".to_owned()));
+    }
+    match faults.is_empty() {
+        true => Condition::Ok,
+        false => Condition::Degraded(faults),
+    }
 }
 
 /// The coordination service: hosted by this process, or that of another one.

@@ -129,8 +129,8 @@ impl Group {
         self.applied = Some((server, now));
     }
 
-    /// When a server that leads has last applied an op. A copy at it waits behind others, and is not
-    /// lost before its connection ends.
+    /// When a server that leads has last applied an op. A copy at it waits behind others, and is
+    /// not lost before its connection ends.
     pub(super) fn applied_at(&self, server: ServerId) -> Option<Duration> {
         self.applied.filter(|(applied, _)| *applied == server).map(|(_, at)| at)
     }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -83,6 +83,8 @@ struct Shared {
     servers: Arc<dyn Servers>,
     groups: Arc<dyn Groups>,
     trouble: Arc<Trouble>,
+    /// Why the attachment has ended.
+    ended: watch::Sender<Option<Failure>>,
     runtime: Handle,
     /// The time of the session is a duration since then.
     origin: Instant,
@@ -141,6 +143,7 @@ impl Volume {
             servers,
             groups,
             trouble,
+            ended: watch::Sender::default(),
             runtime: Handle::current(),
             origin: Instant::now(),
             timer: Arc::default(),
@@ -197,6 +200,13 @@ impl Volume {
     /// attachment.
     pub async fn flush(&self) -> Result<(), Failure> {
         self.run(UserRequest::Flush).await.map(drop)
+    }
+
+    /// Returns when the attachment has ended.
+    pub async fn ended(&self) -> Failure {
+        let mut ended = self.shared.ended.subscribe();
+        let ended = ended.wait_for(Option::is_some).await;
+        ended.ok().and_then(|ended| ended.clone()).unwrap_or(Failure::Detached)
     }
 
     /// The size in bytes.
@@ -338,6 +348,7 @@ impl Shared {
                 Output::Full(reason) => self.trouble.set_full(reason),
                 Output::Ended(failure) => {
                     self.trouble.clear();
+                    self.ended.send_replace(Some(failure.clone()));
                     if let Some(attached) = state.attached.take() {
                         let _ = attached.send(Err(failure));
                     }

@@ -49,10 +49,10 @@ impl Registry<'_> {
         let block = BLOCK_BYTES as u64;
         if bytes == 0 || bytes > MAX_VOLUME_BYTES || !bytes.is_multiple_of(block) {
             return Err(RegistryError::Invalid(format!(
-                "a volume cannot have {}: a size is a multiple of {}, and at most {}",
+                "invalid size {}: a volume has a multiple of {block}, from {block} to {}",
                 ByteSize(bytes),
-                ByteSize(block),
-                ByteSize(MAX_VOLUME_BYTES)
+                ByteSize(MAX_VOLUME_BYTES),
+                block = ByteSize(block),
             )));
         }
         check_new_name(name)?;

@@ -1,6 +1,6 @@
 //! What the registry states, as inputs of the shard, and what the registry is to record.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use alluvium_coordination::keys::Keys;
@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
+use super::ServerView;
 use super::driver::Events;
-use super::opening::{own_groups, own_peer, view_of};
+use super::opening::{own_peer, view_of};
 use super::outage::{Outage, RETRY};
 use crate::net::{Directory, Net};
 use crate::registry::{GroupValue, Registry, RegistryError, Stored};
@@ -33,6 +34,10 @@ pub(super) struct Control {
     pub(super) unrecorded: Option<Notice>,
     /// The groups with a replica here, as the shard knows them.
     pub(super) groups: BTreeMap<GroupId, Stored<GroupValue>>,
+    /// The groups whose replica here is lost.
+    pub(super) lost: BTreeSet<GroupId>,
+    /// What the metrics show.
+    pub(super) view: Arc<Mutex<ServerView>>,
     pub(super) outage: Outage,
 }
 
@@ -42,7 +47,8 @@ impl Control {
     pub(super) async fn run(mut self) {
         loop {
             if let Err(error) = self.follow().await {
-                let effect = "the registry cannot be followed; serving goes on without changes";
+                let effect =
+                    "changes of the registry are not received; volumes are served as before";
                 self.outage.failed(effect, &error);
             }
             tokio::time::sleep(RETRY).await;
@@ -119,9 +125,11 @@ impl Control {
     /// of. A change of one group does not read all of them: there may be thousands.
     async fn read_groups(&mut self) -> Result<Revision, RegistryError> {
         let registry = Registry::new(&*self.service, &self.keys);
-        let (groups, revision) = own_groups(&registry, self.id).await?;
+        let (groups, revision) = registry.groups().await?;
+        let groups: BTreeMap<_, _> = groups.into_iter().collect();
         let is_gone = |group: &GroupId| !groups.contains_key(group);
-        let gone: Vec<GroupId> = self.groups.keys().copied().filter(is_gone).collect();
+        let known = self.groups.keys().chain(&self.lost).copied();
+        let gone: Vec<GroupId> = known.filter(is_gone).collect();
         let gone = gone.into_iter().map(|group| (group, None));
         for (group, now) in gone.chain(groups.into_iter().map(|(id, group)| (id, Some(group)))) {
             self.group_is(group, now);
@@ -131,6 +139,12 @@ impl Control {
 
     /// Passes to the shard what the registry states of a group now.
     fn group_is(&mut self, group: GroupId, now: Option<Stored<GroupValue>>) {
+        let mut peers = now.iter().flat_map(|stored| &stored.value.peers);
+        match peers.any(|peer| peer.server == self.id && peer.lost) {
+            true => self.lost.insert(group),
+            false => self.lost.remove(&group),
+        };
+        self.view.lock().lost_replicas = self.lost.len();
         let own = now.as_ref().and_then(|stored| own_peer(&stored.value, self.id));
         let Some((stored, own)) = now.zip(own) else {
             if self.groups.remove(&group).is_some() {

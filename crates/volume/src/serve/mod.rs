@@ -14,7 +14,7 @@ mod outage;
 mod tests;
 mod translate;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -88,6 +88,8 @@ pub struct ServerView {
     pub is_stalled: bool,
     /// Whether a checkpoint is in progress.
     pub is_checkpointing: bool,
+    /// Replicas of this server that are lost.
+    pub lost_replicas: usize,
     /// Statistics of the log.
     pub log: alluvium_wal::Stats,
     /// What the store has written.
@@ -212,6 +214,8 @@ impl Server {
             notices: received,
             unrecorded: None,
             groups: opened.groups,
+            lost: BTreeSet::new(),
+            view: Arc::clone(&view),
             outage: Outage::default(),
         };
         let driver = Driver {

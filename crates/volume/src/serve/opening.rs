@@ -37,8 +37,8 @@ pub enum ServeError {
     Store(#[from] StoreError),
     /// The log was in use, and the store is new.
     #[error(
-        "the store is blank, but write-ahead log {wal} has been in use, and its records count on \
-         what the store had: attach the store of this log"
+        "the store is blank, but write-ahead log {wal} has been in use, and its records require \
+         the blocks of its store: attach that store"
     )]
     StoreBlank {
         /// The id of the log.

@@ -393,12 +393,14 @@ struct Leader {
 impl Leader {
     /// The leader of two groups, with memory for eight writes.
     fn new() -> Self {
-        Self::with(ShardOptions::new(SERVER))
+        Self::with(8 << 20)
     }
 
-    fn with(options: ShardOptions) -> Self {
+    fn with(proposal_bytes: usize) -> Self {
         let disks = Disks::new(&GROUPS.map(|group| entries(group, 1, 1)));
-        let options = ShardOptions { entry_cache_bytes: 70 << 10, ..options };
+        let entry_cache_bytes = 70 << 10;
+        let options =
+            ShardOptions { entry_cache_bytes, proposal_bytes, ..ShardOptions::new(SERVER) };
         let shard = disks.open_with(options, PEER, GROUPS, &view_of_three(), 0).shard;
         let mut leader = Self { shard, now: 0, writes: [0; 2], _disks: disks };
         for tick in 1..=10 {
@@ -575,8 +577,7 @@ fn a_leader_that_steps_down_refuses_what_it_has_delayed() {
 #[test]
 fn a_leader_that_accepts_few_ops_at_a_time_accepts_the_delayed_ones_in_order() {
     let two_writes = 20 << 10;
-    let options = ShardOptions { proposal_bytes: two_writes, ..ShardOptions::new(SERVER) };
-    let mut leader = Leader::with(options);
+    let mut leader = Leader::with(two_writes);
     leader.write_until_delayed();
     let first = leader.writes[0];
     assert!((0..4).all(|_| !leader.write()));

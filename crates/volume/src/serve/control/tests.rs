@@ -27,6 +27,7 @@ struct Test {
     notices: mpsc::UnboundedSender<Notice>,
     incarnation: Uuid,
     server: ServerId,
+    view: Arc<Mutex<ServerView>>,
 }
 
 impl Test {
@@ -60,6 +61,7 @@ impl Test {
         };
         let (notices, received) = mpsc::unbounded_channel();
         let incarnation = Uuid::from_u128(7);
+        let view = Arc::default();
         let control = Control {
             id: server,
             incarnation,
@@ -72,9 +74,11 @@ impl Test {
             notices: received,
             unrecorded: None,
             groups: BTreeMap::new(),
+            lost: BTreeSet::new(),
+            view: Arc::clone(&view),
             outage: Outage::default(),
         };
-        (Self { service, keys, events, notices, incarnation, server }, control)
+        (Self { service, keys, events, notices, incarnation, server, view }, control)
     }
 
     /// Passes inputs of the shard to `take` until it returns `true`.
@@ -138,11 +142,18 @@ async fn each_notice_is_recorded_whatever_fails() {
         .await;
         assert_eq!(activated, created, "seed {seed}");
         test.until(seed, |peer| peer.created == Some(test.incarnation)).await;
-        for (group, peer) in replicas {
+        for &(group, peer) in &replicas {
             let reason = "a test".to_owned();
             test.notices.send(Notice::Lost { group, peer, reason }).unwrap();
         }
         test.until(seed, |peer| peer.lost).await;
+        let shown = async {
+            while test.view.lock().lost_replicas != replicas.len() {
+                tokio::time::sleep(RETRY).await;
+            }
+        };
+        let shown = tokio::time::timeout(ENOUGH, shown).await;
+        shown.unwrap_or_else(|_| panic!("seed {seed}: lost replicas are not shown"));
     }
 }
 
