@@ -252,6 +252,9 @@ impl Driver {
             streams.targets.retain(|_, (target, _)| !target.is_finished());
             streams.targets.insert(attempt, self.pull(attempt, server, request));
         }
+        // They keep the blocks of all ops. The feature is on in a build of the whole workspace.
+        #[cfg(feature = "simulation")]
+        out.applied.clear();
         for notice in out.notices.drain(..) {
             match notice {
                 // There may be one for each message, so they do not wait for the registry.
