@@ -73,7 +73,7 @@ pub(super) struct Group {
     pub(super) progressed: [Duration; 2],
     /// Servers that have not served the last request that they have answered.
     refusals: Vec<(ServerId, Refusal)>,
-    /// When a server has last applied an op of this session, and which one.
+    /// The server that has last applied an op of this attachment, and when.
     applied: Option<(ServerId, Duration)>,
     /// Until then, reads go to the leader first.
     avoid_own_until: Duration,
@@ -135,7 +135,7 @@ impl Group {
         self.applied.filter(|(applied, _)| *applied == server).map(|(_, at)| at)
     }
 
-    /// Whether a copy is no reason any more to send none to its server.
+    /// Whether a copy may have been lost, so that its server may get another one.
     pub(super) fn is_lost(&self, copy: &Copy, now: Duration) -> bool {
         let worked = self.applied_at(copy.server).map_or(copy.sent, |at| at.max(copy.sent));
         now >= worked + LOST_AFTER
