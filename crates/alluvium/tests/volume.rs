@@ -367,6 +367,16 @@ fn wrong_usage_of_volumes_is_explained() {
     fails(cluster.serve(2, 4), &["store4", "store is blank", "wal2", "has been in use"]);
     std::fs::write(cluster.path("wal4"), vec![0; 16 << 20]).unwrap();
     fails(cluster.serve(4, 5), &["wal4", "16MiB", "at least 160MiB"]);
+    // A device with something else is not formatted, although its first 64 KiB are zeros.
+    let mut btrfs = vec![0; 64 << 20];
+    btrfs[(64 << 10) + 64..][..8].copy_from_slice(b"_BHRfS_M");
+    std::fs::write(cluster.path("store6"), &btrfs).unwrap();
+    fails(cluster.serve(6, 6), &["store6", "holds a btrfs file system, not a volume store"]);
+    assert!(!cluster.path("wal6").exists(), "a log was created");
+    assert_eq!(std::fs::read(cluster.path("store6")).unwrap(), btrfs);
+    std::fs::rename(cluster.path("store6"), cluster.path("wal7")).unwrap();
+    fails(cluster.serve(7, 7), &["wal7", "holds a btrfs file system, not an Alluvium WAL"]);
+    assert!(!cluster.path("store7").exists(), "a store was created");
     let [log, store] = ["wal5", "store5"].map(|name| cluster.path(name).display().to_string());
     let small = ["serve", "--wal", &log, "--store", &store];
     for (option, size, bound) in [

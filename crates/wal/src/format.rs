@@ -45,7 +45,7 @@ pub(crate) fn format(
         .unwrap_or_else(|| DEFAULT_WINDOW_BYTES.min(page_floor(ring_bytes / 2)));
     check_window(window_bytes, ring_bytes)?;
     if !options.force
-        && let Some(looks_like) = probe::looks_like(device, device_bytes)?
+        && let Some(looks_like) = probe::looks_like(device)?
     {
         return Err(OpenError::Occupied { device: name(), looks_like });
     }

@@ -257,7 +257,7 @@ pub(crate) fn inspect(device: &dyn Device) -> Result<Inspection, OpenError> {
     };
     let newest = select(&slots).map_err(|refusal| match refusal {
         Refusal::NotFormatted => OpenError::NotFormatted { device: name() },
-        Refusal::NotAWal => match probe::looks_like(device, device_bytes) {
+        Refusal::NotAWal => match probe::looks_like(device) {
             Ok(Some(looks_like)) => OpenError::NotAWal { device: name(), looks_like },
             Ok(None) => OpenError::NotAWal { device: name(), looks_like: "unknown data".into() },
             Err(cause) => cause.into(),

@@ -90,6 +90,7 @@ pub use crc::crc32c_concat;
 pub use error::{AppendError, OpenError, ResizeError, VisitError, WalError};
 pub use layout::LogOffset;
 pub use options::{FormatOptions, Options};
+pub use probe::looks_like;
 pub use report::{Damage, DamagedRange, HeaderInfo, Inspection, Record, RecoveryReport, Slot};
 pub use stats::{DurationHistogram, Stats};
 pub use wal::{Append, Durable, Resizing, Space, Trim, Wal};

@@ -23,9 +23,11 @@ const fn at(at: usize, bytes: &'static [u8], name: &'static str) -> Signature {
 
 /// More specific signatures first: a boot sector may precede a file system, and a partition table
 /// may be on a whole disk. After the table in util-linux' libblkid.
-const SIGNATURES: [Signature; 23] = [
+const SIGNATURES: [Signature; 25] = [
     at(HEADER_SLOT_AT[0].0 as usize, b"ALLUVWAL", "an Alluvium WAL"),
     at(HEADER_SLOT_AT[1].0 as usize, b"ALLUVWAL", "an Alluvium WAL"),
+    at(0, b"ALLUVSTO", "an Alluvium volume store"),
+    at(32 * 1024, b"ALLUVSTO", "an Alluvium volume store"),
     at(0, b"LUKS\xba\xbe", "a LUKS encrypted volume"),
     at(512, b"LABELONE", "an LVM physical volume"),
     at(0, b"LABELONE", "an LVM physical volume"),
@@ -61,18 +63,21 @@ fn zfs(head: &[u8]) -> bool {
     })
 }
 
-/// Describes the content of the device; `None` if all bytes checked are zero.
-pub(crate) fn looks_like(
-    device: &dyn Device,
-    device_bytes: u64,
-) -> Result<Option<String>, DeviceError> {
+/// Describes the content of a device: a known file system, partition table or other format by its
+/// name, and anything else as unknown data. `None` if the first 1 MiB and the last 128 KiB are
+/// zeros, so that the device may be formatted. Blocks.
+///
+/// # Errors
+/// The device cannot be read.
+pub fn looks_like(device: &dyn Device) -> Result<Option<String>, DeviceError> {
+    let device_bytes = device.capacity_bytes() / PAGE * PAGE;
     let head = device.read(DeviceOffset(0), device_bytes.min(HEAD_BYTES) as usize)?;
-    let tail_at = (device_bytes - device_bytes.min(TAIL_BYTES)) / PAGE * PAGE;
-    let tail_len = (device_bytes - tail_at) / PAGE * PAGE;
-    let tail = device.read(DeviceOffset(tail_at), tail_len as usize)?;
-    let found =
-        SIGNATURES.iter().find(|signature| head[signature.at..].starts_with(signature.bytes));
-    if let Some(signature) = found {
+    let tail_at = device_bytes - device_bytes.min(TAIL_BYTES);
+    let tail = device.read(DeviceOffset(tail_at), (device_bytes - tail_at) as usize)?;
+    let is_at = |signature: &&Signature| {
+        head.get(signature.at..).is_some_and(|from| from.starts_with(signature.bytes))
+    };
+    if let Some(signature) = SIGNATURES.iter().find(is_at) {
         return Ok(Some(signature.name.into()));
     }
     if zfs(&head) {
@@ -102,7 +107,7 @@ mod tests {
         for (at, bytes) in pokes {
             disk.poke(*at, bytes);
         }
-        looks_like(&*disk.device(), DEVICE_BYTES).unwrap()
+        looks_like(&*disk.device()).unwrap()
     }
 
     #[test]
@@ -119,6 +124,14 @@ mod tests {
             Some("a ZFS pool")
         );
         assert!(after(&[(DEVICE_BYTES - 512, b"EFI PART")]).unwrap().contains("GPT"));
+    }
+
+    #[test]
+    fn a_device_smaller_than_the_areas_is_read_whole() {
+        let disk = SimDisk::new(SimOptions { capacity_bytes: 8192, ..SimOptions::default() });
+        assert_eq!(looks_like(&*disk.device()).unwrap(), None);
+        disk.poke(8191, b"x");
+        assert!(looks_like(&*disk.device()).unwrap().unwrap().contains("byte 8191"));
     }
 
     #[test]

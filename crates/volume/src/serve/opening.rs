@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use alluvium_coordination::keys::Keys;
 use alluvium_coordination::{Coordination, Revision};
 use alluvium_device::SharedDevice;
-use alluvium_wal::{FormatOptions, HeaderInfo, Options, Progress, Wal};
+use alluvium_wal::{FormatOptions, HeaderInfo, Options, Progress, Wal, looks_like};
 use parking_lot::{Condvar, Mutex};
 use uuid::Uuid;
 
@@ -170,10 +170,7 @@ impl Devices {
     /// Reads the devices; one that does not exist yet is blank. `docs/format/volume-store.md`,
     /// section 8.
     fn read(log: Option<&SharedDevice>, store: Option<&SharedDevice>) -> Result<Self, ServeError> {
-        let log = match log.map(Wal::inspect) {
-            None | Some(Err(alluvium_wal::OpenError::NotFormatted { .. })) => None,
-            Some(inspected) => Some(inspected?.header),
-        };
+        let log = log.map(inspect).transpose()?.flatten();
         let store = match store.map(Store::identify) {
             None | Some(Err(StoreError::NotFormatted)) => None,
             Some(identified) => Some(identified?),
@@ -187,6 +184,17 @@ impl Devices {
             (Some(log), None) if log.epoch > 0 => Err(ServeError::StoreBlank { wal: log.wal_id }),
             _ => Ok(Self { log, store }),
         }
+    }
+}
+
+/// Reads the header of a log; `None` if the device is empty and may be formatted.
+fn inspect(log: &SharedDevice) -> Result<Option<HeaderInfo>, alluvium_wal::OpenError> {
+    match Wal::inspect(log) {
+        Err(alluvium_wal::OpenError::NotFormatted { device }) => match looks_like(&**log)? {
+            Some(looks_like) => Err(alluvium_wal::OpenError::NotAWal { device, looks_like }),
+            None => Ok(None),
+        },
+        inspected => inspected.map(|inspection| Some(inspection.header)),
     }
 }
 

@@ -53,12 +53,15 @@ pub enum StoreError {
         /// What each copy is.
         copies: [String; 2],
     },
-    /// Both copies are zeros.
+    /// The device is empty: [`alluvium_wal::looks_like`] finds nothing.
     #[error("the device is not formatted as a store")]
     NotFormatted,
     /// The device has other data.
-    #[error("the device has other data than a store")]
-    NotAStore,
+    #[error("the device holds {looks_like}, not a volume store")]
+    NotAStore {
+        /// What was recognised.
+        looks_like: String,
+    },
     /// The device is smaller than the store.
     #[error(
         "the store uses {}, and the device has {}; attach the device that the store was made on",

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc;
 
 use alluvium_device::{AlignedBuf, DeviceError, Geometry, Request, SharedDevice};
-use alluvium_wal::DeviceOffset;
+use alluvium_wal::{DeviceOffset, looks_like};
 
 use super::block_store::{Expected, KnownReplica, Store, StoreOptions, Unclaimed, key_of};
 use super::checkpoint::encode;
@@ -26,7 +26,8 @@ const STEPS: usize = 8;
 
 impl Store {
     /// Formats a device as the store of a server that can grow to `max_capacity_bytes`, by default
-    /// four times the device. Blocks. A crash leaves what was there before, nothing, or the new
+    /// four times the device. The caller has checked that the device may be overwritten
+    /// ([`Store::identify`]). Blocks. A crash leaves what was there before, nothing, or the new
     /// store; the data area is not written.
     ///
     /// # Errors
@@ -54,7 +55,8 @@ impl Store {
     /// Reads the superblock that counts. Blocks.
     ///
     /// # Errors
-    /// The device is no store that this version can read, or fails.
+    /// The device is empty ([`StoreError::NotFormatted`]), is no store that this version can read,
+    /// or fails.
     pub fn identify(device: &SharedDevice) -> Result<Superblock, StoreError> {
         Ok(find(device)?.current.superblock().clone())
     }
@@ -117,7 +119,15 @@ fn find(device: &SharedDevice) -> Result<Chosen, StoreError> {
     if !read_only {
         device.flush()?;
     }
-    choose(&read_copies(device))
+    match choose(&read_copies(device)) {
+        Err(StoreError::NotFormatted | StoreError::NotAStore { .. }) => {
+            Err(match looks_like(&**device)? {
+                Some(looks_like) => StoreError::NotAStore { looks_like },
+                None => StoreError::NotFormatted,
+            })
+        }
+        chosen => chosen,
+    }
 }
 
 /// Chooses the superblock that counts, and refuses the store of another server.

@@ -227,7 +227,8 @@ fn an_opening_is_refused_as_the_table_says() {
     let empty = SimDisk::new(SimOptions { capacity_bytes: DEVICE_BYTES, ..SimOptions::default() });
     refused(&empty, &expected(0), &StoreError::NotFormatted);
     empty.poke(0, b"ext4");
-    refused(&empty, &expected(0), &StoreError::NotAStore);
+    let looks_like = "unknown data (byte 0 is not zero)".into();
+    refused(&empty, &expected(0), &StoreError::NotAStore { looks_like });
     // Step 3.
     let image = self::disk().peek(0, (DEVICE_BYTES - (1 << 20)) as usize);
     let small = SimDisk::from_image(&image, SimOptions::default());

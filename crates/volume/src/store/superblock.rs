@@ -429,6 +429,6 @@ fn no_copy(copies: &[CopyState; 2]) -> StoreError {
     }
     match copies {
         [CopyState::Zero, CopyState::Zero] => StoreError::NotFormatted,
-        _ => StoreError::NotAStore,
+        _ => StoreError::NotAStore { looks_like: "unknown data".into() },
     }
 }

@@ -179,3 +179,37 @@ async fn the_steps_of_an_opening_report_bytes() {
     let sectors = u64::from(server.driver.shard.slots().0) * 512;
     assert_eq!(reports[2].1, Some((sectors, sectors)));
 }
+
+/// A new disk of a server that has other data at one position.
+fn used(disk: SimDisk, at: u64, bytes: &[u8]) -> SimDisk {
+    disk.poke(at, bytes);
+    disk
+}
+
+#[tokio::test]
+async fn a_device_with_other_data_is_not_formatted() {
+    let test = Test::new();
+    let end_of_log = (1 << 20) - 4096;
+    let end_of_store = (40 << 20) - 4096;
+    let cases = [
+        (new_log(), used(new_store(), 64 * 1024 + 64, b"_BHRfS_M"), "btrfs"),
+        (used(new_log(), 64 * 1024 + 64, b"_BHRfS_M"), new_store(), "btrfs"),
+        (new_log(), used(new_store(), 700_000, b"x"), "byte 700000"),
+        (new_log(), used(new_store(), end_of_store, b"x"), "unknown data"),
+        (used(new_log(), end_of_log, b"x"), new_store(), "unknown data"),
+        (new_log(), used(new_store(), 0, b"ALLUVWAL"), "an Alluvium WAL"),
+        (used(new_log(), 0, b"ALLUVSTO"), new_store(), "an Alluvium volume store"),
+    ];
+    for (log, store, wanted) in cases {
+        let writes = || [log.counters().writes, store.counters().writes];
+        let before = writes();
+        let error = test.refusal(&log, &store).await;
+        let (log_device, store_device) = (log.device(), store.device());
+        let checked = check_devices(Some(&log_device), Some(&store_device)).unwrap_err();
+        for error in [error, checked] {
+            assert!(error.to_string().contains(wanted), "{error}");
+            assert!(!error.to_string().contains("force"), "the server has no such option: {error}");
+        }
+        assert_eq!(writes(), before, "a refused device is written");
+    }
+}
