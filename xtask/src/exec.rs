@@ -69,9 +69,13 @@ pub(crate) fn follow(
     })
 }
 
-/// Like `follow`, with standard error interleaved, as `go test` shows what tests write: a crashing
-/// program writes the reason there.
-pub(crate) fn follow_all(
+/// What a compiled Go test with `-test.v=test2json` writes before each line that its framework
+/// prints, also behind an unfinished line of the test itself.
+const GO_MARKER: char = '\x16';
+
+/// Like `follow`, for a compiled Go test: with standard error interleaved, where a crashing program
+/// writes the reason, and without the markers of its framework.
+pub(crate) fn follow_go(
     command: &mut Command,
     limit: Duration,
     mut on_line: impl FnMut(&str),
@@ -83,9 +87,11 @@ pub(crate) fn follow_all(
     // The command holds our ends of the pipe; the output would not end while they are open.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let child = spawned.map_err(|error| format!("`{what}`: {error}"))?;
-    lines_of(&what, child, output, limit, |line, _| {
-        println!("{line}");
-        on_line(line);
+    lines_of(&what, child, output, limit, |marked, _| {
+        for line in marked.strip_prefix(GO_MARKER).unwrap_or(marked).split(GO_MARKER) {
+            println!("{line}");
+            on_line(line);
+        }
     })
 }
 
@@ -226,13 +232,15 @@ mod tests {
     }
 
     #[test]
-    fn standard_error_is_followed_too() {
+    fn standard_error_is_followed_too_and_markers_end_lines() {
         let mut shell = Command::new("sh");
-        shell.args(["-c", "echo one; echo two >&2; echo three; exit 2"]);
+        let script = "printf '\\026one\\n'; echo two >&2; printf 'three\\026four\\n\\n'; exit 2";
+        shell.args(["-c", script]);
         let mut printed = Vec::new();
         let limit = Duration::from_secs(60);
-        let status = follow_all(&mut shell, limit, |line| printed.push(line.to_owned())).unwrap();
-        assert_eq!((printed.join(" ").as_str(), status.code()), ("one two three", Some(2)));
+        let status = follow_go(&mut shell, limit, |line| printed.push(line.to_owned())).unwrap();
+        let printed = printed.join("|");
+        assert_eq!((printed.as_str(), status.code()), ("one|two|three|four|", Some(2)));
     }
 
     #[test]

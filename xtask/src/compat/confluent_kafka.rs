@@ -7,10 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::peer::{Peer, SCRAM_USER, Setup};
-use super::{Compat, NEW_GROUPS, Which};
+use super::{Compat, NEW_GROUPS, Which, go_tests};
 use crate::Error;
-use crate::exec::follow_all;
-use crate::report::{Case, ENDLESS, GoTests, Outcome};
+use crate::report::{Case, ENDLESS, Outcome};
 use crate::setup::{self, GoTest, Missing};
 
 /// Far above what they take, which is mostly waiting. The tests give up a minute earlier and then
@@ -25,14 +24,27 @@ const WITH_GROUPS: &str = "TestIntegration";
 
 /// Parts of it that read a setting right after they change it. Apache Kafka may still return the
 /// previous value then, so they pass or fail there by chance.
-const READ_AT_ONCE: [&str; 2] = ["TestAdminConfig", "TestAdminClient_UserScramCredentials"];
+const READ_AT_ONCE: [&str; 2] =
+    ["TestIntegration/TestAdminConfig", "TestIntegration/TestAdminClient_UserScramCredentials"];
 
-/// The test that sometimes never ends: one of its goroutines polls a consumer that another has
-/// closed, and waits on the queue of the destroyed handle. It has no open connection to a server
-/// then.
-const MAY_HANG: &str = "TestConsumerCloseForStaticMember";
+/// Tests that sometimes never end because of a fault of their own, each with that fault. Each of
+/// them runs alone, and a second time if it does not end.
+const MAY_HANG: [(&str, &str); 2] = [
+    // It has no open connection to a server when it hangs.
+    (
+        "TestConsumerCloseForStaticMember",
+        "one of its goroutines polls a consumer that another has closed, and waits on the queue of \
+         the destroyed handle",
+    ),
+    // It hangs whenever the server stops for 11 s while the second consumer joins.
+    (
+        "TestIntegration/TestAdminClient_ListAndDescribeConsumerGroups",
+        "it polls the first consumer of a group once, for 5 s, and then waits without polling until \
+         that consumer has rejoined",
+    ),
+];
 
-/// The limit of one attempt of [`MAY_HANG`]. It takes seconds when it ends.
+/// The limit of one attempt of a test in [`MAY_HANG`]. It takes seconds when it ends.
 const MAY_HANG_LIMIT: Duration = Duration::from_secs(90);
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
@@ -54,15 +66,18 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             Which::Alluvium => &[],
             Which::Kafka => &READ_AT_ONCE,
         };
-        let (hanging, others_asking): (Vec<_>, Vec<_>) =
-            asking.into_iter().partition(|name| name == MAY_HANG);
-        let names = others_asking.join("|");
-        let mut cases = pass(peer, directory, &tests, &names, without, "classic")?;
-        if !hanging.is_empty() {
-            cases.extend(retried(|| {
-                let mut command = command(peer, directory, &tests, MAY_HANG, "classic");
-                follow_go(&mut command, MAY_HANG_LIMIT, MAY_HANG)
-            })?);
+        let asking = asking.iter().map(String::as_str).collect::<Vec<_>>().join("|");
+        let mut cases = pass(peer, directory, &tests, &asking, without, "classic")?;
+        for (name, fault) in MAY_HANG {
+            let ended = retried(name, fault, || {
+                let mut command = command(peer, directory, &tests, "classic");
+                command.args(["-test.run", &exactly(name)]);
+                limited(&mut command, MAY_HANG_LIMIT, name)
+            })?;
+            if ended.is_empty() {
+                return Err(format!("no test matches {name}").into());
+            }
+            cases.extend(ended);
         }
         if compat.short {
             let why = "the short form runs the tests with classic groups only";
@@ -91,7 +106,8 @@ fn settings(peer: &Peer) -> String {
     format!("{{\"Brokers\": \"{}\"{login}}}\n", peer.address())
 }
 
-/// Runs the tests with these names, without these parts, with groups of one kind.
+/// Runs the tests whose names match, without these and those of [`MAY_HANG`], with groups of one
+/// kind.
 fn pass(
     peer: &Peer,
     directory: &Path,
@@ -100,49 +116,52 @@ fn pass(
     without: &[&str],
     protocol: &str,
 ) -> Result<Vec<Case>, Error> {
-    let mut command = command(peer, directory, tests, names, protocol);
-    if !without.is_empty() {
-        let parts = format!("^{WITH_GROUPS}$/^({})$", without.join("|"));
-        command.args(["-test.skip", &parts]);
-    }
-    let mut cases = follow_go(&mut command, LIMIT, &format!("kafka, {protocol}"))?;
-    cases.extend(without.iter().map(|part| {
+    let mut command = command(peer, directory, tests, protocol);
+    let skipped = MAY_HANG.iter().map(|(name, _)| name).chain(without).map(|name| exactly(name));
+    let skipped = skipped.collect::<Vec<_>>().join("|");
+    command.args(["-test.run", &format!("^({names})$"), "-test.skip", &skipped]);
+    let mut cases = limited(&mut command, LIMIT, &format!("kafka, {protocol}"))?;
+    cases.extend(without.iter().map(|name| {
         let why = "it reads right after a change, when Apache Kafka may be a moment behind";
-        Case::skipped(&format!("{WITH_GROUPS}/{part}"), why)
+        Case::skipped(name, why)
     }));
     Ok(cases)
 }
 
-/// Returns the command that runs the tests with these names.
-fn command(peer: &Peer, directory: &Path, tests: &GoTest, names: &str, protocol: &str) -> Command {
+/// Returns the pattern that only the test with this name matches.
+fn exactly(name: &str) -> String {
+    name.split('/').map(|part| format!("^{part}$")).collect::<Vec<_>>().join("/")
+}
+
+/// Returns the command that runs tests with groups of one kind.
+fn command(peer: &Peer, directory: &Path, tests: &GoTest, protocol: &str) -> Command {
     let mut command = peer.client(&tests.program);
     command.current_dir(directory).env("TEST_CONSUMER_GROUP_PROTOCOL", protocol);
-    command.args(["-test.v", "-test.run", &format!("^({names})$")]);
     command
 }
 
 /// Runs compiled tests that end themselves a minute before `limit`, or after two thirds of a
 /// shorter one, and then print which of them have not finished.
-fn follow_go(command: &mut Command, limit: Duration, name: &str) -> Result<Vec<Case>, Error> {
+fn limited(command: &mut Command, limit: Duration, name: &str) -> Result<Vec<Case>, Error> {
     let own = limit.saturating_sub(Duration::from_secs(60)).max(limit * 2 / 3);
     command.args(["-test.timeout", &format!("{}s", own.as_secs())]);
-    let mut tests = GoTests::default();
-    let status = follow_all(command, limit, |line| tests.line(line))?;
-    Ok(tests.finish(name, status))
+    go_tests(command, limit, name)
 }
 
-/// Returns the cases of [`MAY_HANG`]: those of a second attempt if the first did not finish.
-fn retried(mut run: impl FnMut() -> Result<Vec<Case>, Error>) -> Result<Vec<Case>, Error> {
+/// Returns the cases of a test that may hang because of a fault of its own: those of a second
+/// attempt if the first did not finish.
+fn retried(
+    name: &str,
+    fault: &str,
+    mut run: impl FnMut() -> Result<Vec<Case>, Error>,
+) -> Result<Vec<Case>, Error> {
     let cases = run()?;
     let hangs =
         |case: &Case| matches!(&case.outcome, Outcome::Failed(why) if why.contains(ENDLESS));
     if !cases.iter().any(hangs) {
         return Ok(cases);
     }
-    println!(
-        "{MAY_HANG} did not finish and is retried: one of its goroutines polls a consumer that \
-         another has closed"
-    );
+    println!("{name} did not finish and is retried: {fault}");
     run()
 }
 
@@ -183,11 +202,11 @@ mod tests {
         let ends = |outcomes: &[&'static str]| {
             let mut outcomes = outcomes.iter();
             let mut tries = 0;
-            let cases = retried(|| {
+            let cases = retried("A", "a fault", || {
                 tries += 1;
                 Ok(vec![match *outcomes.next().expect("a further try") {
-                    "" => Case::passed(MAY_HANG),
-                    why => Case::failed(MAY_HANG, why),
+                    "" => Case::passed("A"),
+                    why => Case::failed("A", why),
                 }])
             });
             (tries, cases.unwrap().iter().any(Case::has_failed))
@@ -198,6 +217,12 @@ mod tests {
         assert_eq!(ends(&["another reason"]), (1, true));
         assert_eq!(ends(&[hangs, ""]), (2, false));
         assert_eq!(ends(&[hangs, hangs]), (2, true));
+    }
+
+    #[test]
+    fn a_pattern_matches_each_part_of_a_name() {
+        assert_eq!(exactly("TestA"), "^TestA$");
+        assert_eq!(exactly("TestA/TestB"), "^TestA$/^TestB$");
     }
 
     #[test]

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use super::peer::Setup;
-use super::{Compat, Which};
-use crate::exec::follow_all;
-use crate::report::{Case, GoTests};
+use super::{Compat, Which, go_tests};
+use crate::report::Case;
 use crate::setup::{self, Missing};
 
 /// Above what they take; the tests give up a minute earlier and then print which have not finished.
@@ -83,10 +82,8 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
                 // one of the tests of Go's package `nettest`.
                 command.env("KAFKA_SKIP_NETTEST", "1");
             }
-            command.args(["-test.v", "-test.timeout", "10m", "-test.skip", &skip]);
-            let mut tests = GoTests::default();
-            let status = follow_all(&mut command, LIMIT, |line| tests.line(line))?;
-            cases.extend(tests.finish("kafka-go", status));
+            command.args(["-test.timeout", "10m", "-test.skip", &skip]);
+            cases.extend(go_tests(&mut command, LIMIT, "kafka-go")?);
         }
         Ok(cases)
     })

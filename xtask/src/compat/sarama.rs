@@ -7,11 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Compat;
 use super::peer::Setup;
+use super::{Compat, go_tests};
 use crate::Error;
-use crate::exec::follow_all;
-use crate::report::{Case, GoTests};
+use crate::report::Case;
 use crate::server::free_address;
 use crate::setup::{self, Missing};
 
@@ -44,12 +43,10 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
         let mut command = peer.client(&tests.program);
         command.current_dir(&tests.package).env("KAFKA_VERSION", KAFKA_VERSION);
         command.env("TOXIPROXY_ADDR", format!("http://{}", proxy.address));
-        command.args(["-test.v", "-test.timeout", "13m", "-test.run"]);
+        command.args(["-test.timeout", "13m", "-test.run"]);
         // The other tests in these files test the client alone.
         command.arg(functional(&tests.package)?);
-        let mut tests = GoTests::default();
-        let status = follow_all(&mut command, LIMIT, |line| tests.line(line))?;
-        Ok(tests.finish("sarama", status))
+        go_tests(&mut command, LIMIT, "sarama")
     })
 }
 
