@@ -39,8 +39,8 @@ const MAY_HANG: [(&str, &str); 2] = [
     // It hangs whenever the server stops for 11 s while the second consumer joins.
     (
         "TestIntegration/TestAdminClient_ListAndDescribeConsumerGroups",
-        "it polls the first consumer of a group once, for 5 s, and then waits without polling until \
-         that consumer has rejoined",
+        "it polls the first consumer of a group once, for 5 s, and then waits without polling \
+         until that consumer has rejoined",
     ),
 ];
 
