@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 
-use crate::store::StoreError;
+use crate::error::StoreError;
 
 /// Concurrent file reads of all lagging readers and object compaction. More would not be faster and
 /// would fill the disk's queue ahead of the log's writes.

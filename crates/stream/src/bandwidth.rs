@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::objects::RequestClass;
+use crate::request_class::RequestClass;
 
 /// The bucket's capacity in time: a pause of at most this long is made up for.
 const BURST: Duration = Duration::from_millis(250);

@@ -153,7 +153,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::objects::Budget;
+    use crate::budget::Budget;
     use crate::tail::{Cached, Source, Tail, UploadedPart, cost_bytes};
     use crate::types::{KIND_LOG, StreamOffset};
 

@@ -21,6 +21,9 @@ mod redb;
 pub use memory::MemoryCatalog;
 pub use redb::RedbCatalog;
 
+/// The key prefix of the store's own metadata.
+pub(crate) const OWN_META_PREFIX: &str = "stream/";
+
 /// One change; [`Catalog::commit`] applies a list of them in order, atomically.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {

@@ -12,9 +12,12 @@ use bytes::Bytes;
 
 use crate::catalog::{CatalogError, Change, ObjectInfo, ObjectRange, Replaced, Uploaded};
 use crate::ends::LargestCount;
-use crate::health::Reason;
-use crate::store::{Shared, StoreError, Used};
-use crate::tail::{Changed, Range, StreamState, Tail, UploadedPart};
+use crate::error::StoreError;
+use crate::faults::Reason;
+use crate::object_table::Used;
+use crate::range::Range;
+use crate::shared::Shared;
+use crate::tail::{Changed, StreamState, Tail, UploadedPart};
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 use crate::wake;
 
@@ -50,12 +53,6 @@ fn added(objects: &NewObjects) -> (Vec<Change>, u64) {
     (used.map(|object| Change::AddObject(ObjectInfo::clone(object))).collect(), bytes)
 }
 
-impl StoreError {
-    pub(crate) fn no_stream(id: StreamId) -> Self {
-        Self::InvalidChange(format!("there is no stream {id}"))
-    }
-}
-
 impl Shared {
     /// Changes the catalog and the memory derived from it. `work` runs exclusively and to its end
     /// even if the caller is dropped, and does not begin once the store has halted. A failed WAL
@@ -67,7 +64,7 @@ impl Shared {
         let shared = self.clone();
         // Not with the priority of the caller: others wait for it.
         let task = self.objects.background().spawn_normal(async move {
-            let _alone = shared.committing.lock().await;
+            let _alone = shared.catalog.committing.lock().await;
             match shared.halted() {
                 Some(cause) => Err(cause),
                 // Caught before the lock is released: no other change may follow a panic.
@@ -82,7 +79,7 @@ impl Shared {
     /// the store halts; opening it again reads the actual state.
     async fn write_catalog(&self, mut changes: Vec<Change>) -> Result<(), StoreError> {
         changes.push(Change::WalMarked(self.wal.mark()));
-        let catalog = self.catalog.clone();
+        let catalog = self.catalog.durable.clone();
         let commit = move || catalog.commit(&changes);
         let committed = match tokio::task::spawn_blocking(commit).await {
             Ok(committed) => committed.map_err(StoreError::Catalog),
@@ -93,8 +90,8 @@ impl Shared {
         };
         match &committed {
             Ok(version) => {
-                self.version.store(*version, Ordering::Release);
-                self.faults.report(Reason::CatalogDiskFull, self.catalog.shortage());
+                self.catalog.version.store(*version, Ordering::Release);
+                self.faults.report(Reason::CatalogDiskFull, self.catalog.durable.shortage());
             }
             Err(StoreError::Catalog(CatalogError::Refused(_))) => {}
             Err(StoreError::Catalog(error @ CatalogError::Full(_))) => {
@@ -111,35 +108,23 @@ impl Shared {
         self.change(async move { shared.write_catalog(Vec::new()).await }).await
     }
 
-    /// Returns the catalog's version: at least that of each commit with effects in memory.
-    pub(crate) fn version(&self) -> u64 {
-        self.version.load(Ordering::Acquire)
-    }
-
     pub(crate) async fn new_stream_ids(
         self: &Arc<Self>,
         count: u32,
     ) -> Result<Vec<StreamId>, StoreError> {
         let shared = self.clone();
         self.change(async move {
-            let first = shared.ids.next_stream.load(Ordering::Relaxed);
+            let first = shared.catalog.ids.next_stream.load(Ordering::Relaxed);
             let next = first + u64::from(count);
             // Stored first: if it is unknown whether ids were handed out, they are not handed out
             // again.
-            shared.ids.next_stream.store(next, Ordering::Relaxed);
+            shared.catalog.ids.next_stream.store(next, Ordering::Relaxed);
             shared.write_catalog(vec![Change::NextStreamId(StreamId(next))]).await?;
             let ids: Vec<_> = (first..next).map(StreamId).collect();
-            shared.ids.fresh_streams.lock().extend(&ids);
+            shared.catalog.ids.fresh_streams.lock().extend(&ids);
             Ok(ids)
         })
         .await
-    }
-
-    /// Returns a number for an object, unique in this run; objects may be committed in any order.
-    /// The number becomes durable with the object or a later one. Otherwise it may be used again
-    /// after a restart, under another name.
-    pub(crate) fn new_object_id(&self) -> ObjectId {
-        ObjectId(self.ids.next_object.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Allows batches of up to `count` records, once it returns.
@@ -216,7 +201,7 @@ impl Shared {
         for change in changes {
             let (id, epoch, to) = match change {
                 Change::CreateStream { id, .. } => {
-                    if !self.ids.fresh_streams.lock().contains(id) || !touched.insert(*id) {
+                    if !self.catalog.ids.fresh_streams.lock().contains(id) || !touched.insert(*id) {
                         return invalid(format!("stream id {id} is not new"));
                     }
                     continue;
@@ -266,7 +251,7 @@ impl Shared {
     fn apply(&self, change: Change) {
         match change {
             Change::CreateStream { id, kind } => {
-                self.ids.fresh_streams.lock().remove(&id);
+                self.catalog.ids.fresh_streams.lock().remove(&id);
                 let stream = StreamState::new(id, kind, Tail::default());
                 self.streams.write().insert(id, Arc::new(stream));
             }
@@ -284,8 +269,8 @@ impl Shared {
                 self.cache.release(released);
                 self.drop_ranges(&gone);
             }
-            Change::PutMeta { key, value } => drop(self.meta.write().insert(key, value)),
-            Change::DeleteMeta(key) => drop(self.meta.write().remove(&key)),
+            Change::PutMeta { key, value } => drop(self.catalog.meta.write().insert(key, value)),
+            Change::DeleteMeta(key) => drop(self.catalog.meta.write().remove(&key)),
             Change::BindWal(_)
             | Change::NextStreamId(_)
             | Change::OpenStream { .. }

@@ -8,22 +8,25 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
 use crate::commit::Replacement;
-use crate::health::Reason;
+use crate::error::StoreError;
+use crate::faults::Reason;
+use crate::naming::object_id;
 use crate::object::Block;
-use crate::objects::{ObjectError, RequestClass, Scan, index};
-use crate::options::Options;
+use crate::object_error::ObjectError;
+use crate::objects::{Scan, index};
 use crate::output::{Attempt, Output, give_up};
-use crate::owner;
-use crate::store::{Shared, StoreError};
-use crate::tail::{Changed, Choice, Compactable, Range, StreamState};
+use crate::owner::claim;
+use crate::range::Range;
+use crate::request_class::RequestClass;
+use crate::retry::backoff;
+use crate::shared::Shared;
+use crate::tail::{Changed, Choice, Compactable, StreamState};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
-use crate::upload::{OWN_OBJECT_BYTES, backoff, object_id};
+use crate::upload::OWN_OBJECT_BYTES;
 
 pub use rewrite::{Rewrite, Rewritten, StoredPart};
 
@@ -42,47 +45,6 @@ const LEFT_OUT: Duration = Duration::from_secs(1);
 const LEFT_OUT_MAX: Duration = Duration::from_secs(10 * 60);
 /// Longest wait after a failure.
 const RETRY_MAX: Duration = Duration::from_secs(60);
-
-/// The state of the compaction task.
-pub(crate) struct Compaction {
-    /// False: there is no task, and nothing is recorded for it.
-    is_on: bool,
-    /// There may be something to do.
-    pub(crate) wanted: Notify,
-    /// Held from the scan of ranges until they are replaced.
-    exclusive: tokio::sync::Mutex<()>,
-    /// Streams that have got new ranges since their last scan, and where.
-    changed: Mutex<BTreeMap<StreamId, Changed>>,
-}
-
-impl Compaction {
-    pub(crate) fn new(options: &Options) -> Self {
-        Self {
-            is_on: options.compaction_bytes > 0,
-            wanted: Notify::new(),
-            exclusive: tokio::sync::Mutex::default(),
-            changed: Mutex::default(),
-        }
-    }
-
-    pub(crate) fn is_on(&self) -> bool {
-        self.is_on
-    }
-
-    /// Records that these streams have got new ranges.
-    pub(crate) fn changed(&self, streams: impl IntoIterator<Item = (StreamId, Changed)>) {
-        if !self.is_on {
-            return;
-        }
-        let mut all = self.changed.lock();
-        for (stream, changed) in streams {
-            let known = all.entry(stream).or_insert(changed);
-            *known = known.and(changed);
-        }
-        drop(all);
-        self.wanted.notify_one();
-    }
-}
 
 /// Ranges that become one, or a few if that would be too large for one object.
 struct Run {
@@ -510,7 +472,7 @@ impl Written {
         }
         // A copy of this server that does not record these must not become the owner any more. If
         // the claim fails now, the next upload makes it.
-        let _ = claim_ownership(shared, shared.version()).await;
+        let _ = claim_ownership(shared, shared.catalog.version()).await;
         Ok(())
     }
 }
@@ -518,7 +480,7 @@ impl Written {
 async fn claim_ownership(shared: &Arc<Shared>, version: u64) -> Result<(), Failure> {
     let claim = {
         let shared = shared.clone();
-        async move { owner::claim(&shared, version).await }
+        async move { claim::claim(&shared, version).await }
     };
     // Not with compaction's low priority: uploads wait for a claim that has begun.
     let claimed = shared.objects.background().run_normal(claim).await?;
@@ -584,7 +546,7 @@ async fn rewrite(
         }
     }
     let mut sources = Sources::open(shared, &runs, indexes).await?;
-    let attempt = || Attempt::new(shared, shared.new_object_id());
+    let attempt = || Attempt::new(shared, shared.catalog.new_object_id());
     let together: Vec<Attempt> = bytes.iter().map(|_| attempt()).collect();
     let mut outputs: Vec<_> = together
         .iter()
@@ -641,7 +603,7 @@ impl Run {
         origin: Origin,
         written: &mut Written,
     ) -> Result<(), Failure> {
-        let attempt = Attempt::new(shared, shared.new_object_id());
+        let attempt = Attempt::new(shared, shared.catalog.new_object_id());
         let mut output = output(shared, &attempt, self.payload_bytes());
         let mut replacements = Vec::new();
         let result = self.write_into(&mut output, sources, &mut replacements).await;
@@ -758,15 +720,5 @@ mod tests {
         tokio::time::advance(LEFT_OUT).await;
         assert!(!left_out.expire(is_live), "objects that are no longer in use are dropped");
         assert_eq!(left_out.0.len(), 2);
-    }
-
-    #[test]
-    fn nothing_is_recorded_for_a_disabled_task() {
-        for (compaction_bytes, remembered) in [(0, 0), (64 << 10, 2)] {
-            let options = Options { compaction_bytes, ..Options::default() };
-            let compaction = Compaction::new(&options);
-            compaction.changed([1, 2, 2].map(|id| (StreamId(id), Changed::ALL)));
-            assert_eq!(compaction.changed.lock().len(), remembered);
-        }
     }
 }

@@ -1,101 +1,15 @@
-//! Faults that are present while the store serves: the reasons for which a server reports itself as
-//! degraded.
+//! The faults that are present: those that were reported, and those that numbers show.
 
-use std::collections::BTreeMap;
-
-use parking_lot::Mutex;
-
+use crate::faults::{Degraded, Faults, Reason};
 use crate::losses::{LISTED, LostObjects};
-use crate::numbers::{Lost, UploadFailing};
-use crate::store::Stats;
-
-/// A kind of fault that does not stop the server. Its label is part of the interface: `/healthz`
-/// and the metric `alluvium_degraded` carry it, and docs/metrics.md explains each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
-    /// Parts of the WAL that were durable could not be read by recovery.
-    LogDamaged,
-    /// Recovery found offsets missing: acknowledged records are lost, or may be.
-    OffsetsLost,
-    /// Objects cannot be written.
-    UploadsFailing,
-    /// Objects in use are damaged: acknowledged records are lost.
-    ObjectsDamaged,
-    /// Objects in use are missing from the object store.
-    ObjectsMissing,
-    /// Objects cannot be read now; their records are not known to be lost.
-    ColdReadsFailing,
-    /// The disk of the catalog is full: changes that need space are refused.
-    CatalogDiskFull,
-    /// Partitions cannot be compacted by key.
-    LogCompactionFailing,
-    /// Small objects cannot be merged into larger ones.
-    ObjectCompactionFailing,
-    /// Objects without references cannot be deleted.
-    ObjectDeletionFailing,
-}
-
-impl Reason {
-    /// All reasons, in the order in which they are listed.
-    pub const ALL: [Self; 10] = [
-        Self::LogDamaged,
-        Self::OffsetsLost,
-        Self::UploadsFailing,
-        Self::ObjectsDamaged,
-        Self::ObjectsMissing,
-        Self::ColdReadsFailing,
-        Self::CatalogDiskFull,
-        Self::LogCompactionFailing,
-        Self::ObjectCompactionFailing,
-        Self::ObjectDeletionFailing,
-    ];
-
-    /// Returns the name of the reason in `/healthz` and in metrics.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::LogDamaged => "log_damaged",
-            Self::OffsetsLost => "offsets_lost",
-            Self::UploadsFailing => "uploads_failing",
-            Self::ObjectsDamaged => "objects_damaged",
-            Self::ObjectsMissing => "objects_missing",
-            Self::ColdReadsFailing => "cold_reads_failing",
-            Self::CatalogDiskFull => "catalog_disk_full",
-            Self::LogCompactionFailing => "log_compaction_failing",
-            Self::ObjectCompactionFailing => "object_compaction_failing",
-            Self::ObjectDeletionFailing => "object_deletion_failing",
-        }
-    }
-}
-
-/// A fault that is present now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Degraded {
-    /// The kind of fault.
-    pub reason: Reason,
-    /// Details for an operator, in one line.
-    pub detail: String,
-}
-
-/// Faults reported by the code that detects them. A fault that the store's numbers already show is
-/// derived from those instead; see [`degraded`].
-#[derive(Default)]
-pub(crate) struct Faults(Mutex<BTreeMap<Reason, String>>);
-
-impl Faults {
-    /// Reports the fault with this detail or, with `None`, its end.
-    pub(crate) fn report(&self, reason: Reason, detail: Option<String>) {
-        let mut faults = self.0.lock();
-        match detail {
-            Some(detail) => drop(faults.insert(reason, detail)),
-            None => drop(faults.remove(&reason)),
-        }
-    }
-}
+use crate::numbers::UploadFailing;
+use crate::report::Lost;
+use crate::stats::Stats;
 
 /// Returns every fault that is present, at most one per reason, in the order of [`Reason::ALL`].
 /// `gaps` describes the gaps that recovery found, or the first of them.
 pub(crate) fn degraded(stats: &Stats, gaps: &str, reported: &Faults) -> Vec<Degraded> {
-    let mut found = reported.0.lock().clone();
+    let mut found = reported.reported();
     found.extend(derived(stats, gaps));
     // A detail may quote an error of several lines.
     let one_line = |text: String| text.lines().map(str::trim).collect::<Vec<_>>().join(" ");

@@ -8,39 +8,58 @@
 //!
 //! # Modules
 //!
-//! - `stream.rs`, `writer.rs`, `tail.rs`, `cache.rs`: a stream; its one writer; its tail; the byte
-//!   limit over all tails
-//! - `store.rs`, `commit.rs`, `object_table.rs`, `numbers.rs`: all streams of one WAL; ordered
-//!   changes of the catalog; objects in use; statistics
-//! - `upload.rs`, `pace.rs`, `object.rs`, `output.rs`: uploads, their rate, the bytes of objects,
-//!   an object being written
-//! - `objects/`: the object store: requests, retries, local directories, cold reads, the disk cache
-//! - `read_ahead.rs`, `search.rs`: read-ahead; search by time
-//! - `bandwidth.rs`, `background.rs`: precedence on the way to the object store; low-priority
-//!   threads
-//! - `compact.rs`, `compact/`, `object_cleaner.rs`: object compaction and rewriting of batches;
-//!   deletion of objects
-//! - `owner.rs`: ownership of the objects
-//! - `health.rs`, `losses.rs`, `panics.rs`: reasons for a degraded state; damaged and missing
-//!   objects; panics as errors
-//! - `ends.rs`, `ends/`: lists of stream ends in the WAL, and conclusions about damage from them
-//! - `recover.rs`, `repair.rs`, `wake.rs`: recovery; repair of gaps; wake-ups without polling
+//! From the top to the bottom; no import points up in this list.
+//!
+//! - `writer.rs`, `compact/rewrite.rs`: a stream's one writer; rewriting of batches
+//! - `store.rs`: all streams of one WAL; opening and closing
+//! - `upload.rs`, `pace.rs`, `compact.rs`, `object_cleaner.rs`: uploads and their rate; object
+//!   compaction; deletion of objects
+//! - `search.rs`, `stream.rs`: search by time; reads of a stream
+//! - `recover.rs`, `repair.rs`: recovery; repair of gaps
+//! - `commit.rs`, `output.rs`, `owner/claim.rs`, `ends/task.rs`, `wake/task.rs`,
+//!   `losses/classify.rs`: code that changes the shared state: ordered changes of the catalog; an
+//!   object being written; claims of the objects; lists of stream ends; wake-ups; failed reads
+//! - `shared.rs`: the state that handles and tasks share
+//! - `catalog_state.rs`, `owner.rs`, `ends.rs`, `ends/`, `wake.rs`, `compaction_signal.rs`,
+//!   `object_table.rs`, `health.rs`, `stats.rs`, `numbers.rs`: its parts, and views of them
+//! - `read_ahead.rs`, `objects/`: read-ahead; the object store: requests, retries, local
+//!   directories, cold reads, the disk cache
+//! - `losses.rs`, `fold.rs`, `replay.rs`, `report.rs`: damaged and missing objects; checkpoints;
+//!   what their owner derives them from; what recovery found
+//! - `cache.rs`, `tail.rs`, `tail/`, `range.rs`: the byte limit over all tails; a stream's tail;
+//!   its part in an object
+//! - `options.rs`, `background.rs`, `error.rs`: options; low-priority threads; errors
 //! - `catalog.rs`, `catalog/`: the trait, `redb`, an implementation in memory, their conformance
 //!   suite
+//! - `object_error.rs`, `record.rs`, `object.rs`: errors of the object store; the bytes of WAL
+//!   records and of objects
+//! - `faults.rs`, `bandwidth.rs`, `request_class.rs`, `budget.rs`, `naming.rs`, `retry.rs`,
+//!   `clock.rs`, `panics.rs`, `types.rs`: reported faults; precedence on the way to the object
+//!   store; classes of requests; the byte limit of a fetch; names of objects; delays; the wall
+//!   clock; panics as errors; positions
 #![forbid(unsafe_code)]
 
 mod background;
 mod bandwidth;
+mod budget;
 mod cache;
 pub mod catalog;
+mod catalog_state;
+mod clock;
 mod commit;
 mod compact;
+mod compaction_signal;
 mod ends;
+mod error;
+mod faults;
+mod fold;
 mod health;
 mod losses;
+mod naming;
 mod numbers;
 pub mod object;
 mod object_cleaner;
+mod object_error;
 mod object_table;
 mod objects;
 mod options;
@@ -48,11 +67,18 @@ mod output;
 mod owner;
 mod pace;
 pub mod panics;
+mod range;
 mod read_ahead;
 mod record;
 mod recover;
 mod repair;
+mod replay;
+mod report;
+mod request_class;
+mod retry;
 mod search;
+mod shared;
+mod stats;
 mod store;
 mod stream;
 mod tail;
@@ -64,21 +90,24 @@ mod writer;
 pub use alluvium_wal::LogOffset;
 pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
 pub use compact::{Rewrite, Rewritten, StoredPart};
-pub use health::{Degraded, Reason};
+pub use error::{FetchError, StoreError};
+pub use faults::{Degraded, Reason};
+pub use fold::{DamagedStreams, Fold};
 pub use losses::LostObjects;
-pub use numbers::{Lost, UploadFailing};
+pub use numbers::UploadFailing;
+pub use object_error::{ErrorKind, ObjectError};
 pub use objects::{
-    DiskCacheStats, ErrorKind, MARK, Mismatch, ObjectError, Orphan, ReadStats, Requests,
-    StoredObject, Survey, is_marked, list_objects, local_objects, object_size, probe_objects,
-    survey,
+    DiskCacheStats, MARK, Mismatch, Orphan, ReadStats, Requests, StoredObject, Survey, is_marked,
+    list_objects, local_objects, object_size, probe_objects, survey,
 };
 pub use options::{DiskCacheOptions, Options};
 pub use record::{End, Ends, StreamRecord, decode_record};
-pub use recover::{Gap, GapCause, Recovery};
-pub use repair::DamagedStreams;
-pub use store::{Opened, Stats, Store, StoreError};
-pub use stream::{FetchError, Fetched, History, Replay, Stream, Watch};
+pub use replay::{History, Replay};
+pub use report::{Gap, GapCause, Lost, Recovery};
+pub use stats::Stats;
+pub use store::{Opened, Store};
+pub use stream::{Fetched, Stream, Watch};
 pub use types::{
-    Batch, Fold, KIND_LOG, KIND_STATE, NewBatch, ObjectId, StreamEpoch, StreamId, StreamOffset,
+    Batch, KIND_LOG, KIND_STATE, NewBatch, ObjectId, StreamEpoch, StreamId, StreamOffset,
 };
 pub use writer::{Append, AppendError, StreamWriter};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::recover::Recovery;
+use crate::report::{Lost, Recovery};
 
 /// Set while objects cannot be written, or the object store does not respond; attempts continue.
 /// Until one succeeds, the WAL fills up; when it is full, appends are refused.
@@ -18,25 +18,6 @@ pub struct UploadFailing {
     /// The last error. It says so if retries cannot succeed before the bucket or the credentials
     /// are changed.
     pub error: String,
-}
-
-/// What recovery expected to find and did not. All 0 unless the WAL's device is damaged or the
-/// catalog does not belong to it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lost {
-    /// Parts of the WAL that were durable and cannot be read back, [`Recovery::missing_end`]
-    /// included.
-    pub damaged_ranges: usize,
-    /// Their total size.
-    pub damaged_bytes: u64,
-    /// Ranges of stream offsets whose records are lost; see [`Recovery::gaps`].
-    pub gaps: usize,
-    /// Offsets in these ranges.
-    pub offsets: u64,
-    /// Ranges of stream offsets that were skipped because some of them may have been used.
-    pub skipped_gaps: usize,
-    /// Offsets in these ranges: an upper bound of what is lost in addition to [`Self::offsets`].
-    pub skipped_offsets: u64,
 }
 
 #[derive(Default)]

@@ -12,11 +12,15 @@ use futures::TryStreamExt;
 use tokio::time::Instant;
 
 use crate::catalog::CatalogError;
-use crate::health::Reason;
-use crate::objects::{ObjectError, Request, RequestClass, within};
-use crate::owner;
-use crate::store::{Shared, StoreError};
-use crate::upload::{backoff, object_prefix};
+use crate::error::StoreError;
+use crate::faults::Reason;
+use crate::naming::object_prefix;
+use crate::object_error::ObjectError;
+use crate::objects::{Request, within};
+use crate::owner::claim;
+use crate::request_class::RequestClass;
+use crate::retry::backoff;
+use crate::shared::Shared;
 
 /// Retired objects are removed from the catalog in groups of this size.
 const GROUP: usize = 100;
@@ -117,8 +121,8 @@ async fn delete_retired(
     if retired.is_empty() {
         return Ok((Ok(()), held));
     }
-    let version = shared.version();
-    match owner::claim(shared, version).await? {
+    let version = shared.catalog.version();
+    match claim::claim(shared, version).await? {
         Ok(true) => {}
         not => return Ok((not.map(drop).map_err(StoreError::Object), held)),
     }
@@ -167,9 +171,9 @@ async fn clean_orphans(
         );
     }
     if !delete || orphans.is_empty() {
-        return Ok(owner::announce(shared).await?.map(drop));
+        return Ok(claim::announce(shared).await?.map(drop));
     }
-    match owner::claim(shared, 0).await? {
+    match claim::claim(shared, 0).await? {
         Ok(true) => {}
         not => return Ok(not.map(drop)),
     }

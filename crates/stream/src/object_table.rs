@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::catalog::ObjectInfo;
-use crate::tail::Range;
+use crate::naming::object_id;
+use crate::range::Range;
 use crate::types::ObjectId;
-use crate::upload;
 
 /// The objects recorded in the catalog.
 #[derive(Default)]
@@ -161,7 +161,7 @@ impl ObjectTable {
 
     /// Whether a stream has a range in the object of this name.
     pub(crate) fn is_live_name(&self, name: &str) -> bool {
-        let live = upload::object_id(name).and_then(|id| self.live.get(&id));
+        let live = object_id(name).and_then(|id| self.live.get(&id));
         live.is_some_and(|live| live.object.name == name)
     }
 
@@ -173,7 +173,7 @@ impl ObjectTable {
     /// Whether an object of this name belongs to this store and is neither in the catalog nor about
     /// to be.
     pub(crate) fn is_orphan(&self, name: &str) -> bool {
-        let Some(id) = upload::object_id(name).filter(|id| id.0 < self.committed) else {
+        let Some(id) = object_id(name).filter(|id| id.0 < self.committed) else {
             return false;
         };
         let object = self.live.get(&id).map(|live| &live.object);

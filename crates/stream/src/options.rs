@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::store::StoreError;
+use crate::error::StoreError;
 
 const MIB: u64 = 1 << 20;
 /// An object of this size has half as many parts as an object store accepts, with parts no larger

@@ -6,11 +6,13 @@ use object_store::PutPayload;
 use uuid::Uuid;
 
 use crate::catalog::{ObjectInfo, ObjectRange};
+use crate::clock::unix_ms;
+use crate::naming::object_name;
 use crate::object::Encoder;
-use crate::objects::{ObjectError, StoreHandle, Writer};
-use crate::store::Shared;
+use crate::object_error::ObjectError;
+use crate::objects::{StoreHandle, Writer};
+use crate::shared::Shared;
 use crate::types::{Batch, ObjectId, StreamId};
-use crate::upload::{object_name, unix_ms};
 
 /// An attempt to write an object. Each has its own name, since it is unknown what an earlier
 /// attempt left behind.

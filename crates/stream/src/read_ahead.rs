@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::objects::{Budget, FlightGuard, Objects, READ_BYTES};
+use crate::budget::Budget;
+use crate::objects::{FlightGuard, Objects, READ_BYTES};
 use crate::tail::{Source, StreamState};
 use crate::types::{StreamId, StreamOffset};
 

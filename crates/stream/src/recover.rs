@@ -1,10 +1,8 @@
 //! Recovery: the catalog records what is uploaded, the WAL has the rest.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use alluvium_device::SharedDevice;
 use alluvium_wal::{LogOffset, OpenError, Record, RecoveryReport, Wal};
@@ -16,129 +14,21 @@ use crate::cache::LogCache;
 use crate::catalog::{
     Catalog, CatalogError, Change, Incarnation, ObjectInfo, RESTORE, Snapshot, StreamRow,
 };
+use crate::catalog_state::Ids;
 use crate::ends::{self, Continuation, Ends, Evidence, LargestCount};
-use crate::numbers::Lost;
+use crate::error::StoreError;
+use crate::fold::Fold;
+use crate::object_table::{ObjectTable, Used};
 use crate::options::Options;
+use crate::range::Range;
 use crate::record::{self, End, StreamRecord};
 use crate::repair;
-use crate::store::{Ids, ObjectTable, StoreError, Used};
+use crate::report::{Gap, GapCause, Recovery};
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
-use crate::types::{Fold, ObjectId, StreamId, StreamOffset};
+use crate::types::{ObjectId, StreamId, StreamOffset};
 
 /// Advice to an operator whose catalog and WAL contradict each other.
 const OTHER_CATALOG: &str = "Open the WAL with the catalog that it was last in use with";
-
-/// What recovery found.
-#[derive(Clone, Debug)]
-pub struct Recovery {
-    /// The report of the WAL, its damage in particular.
-    pub wal: RecoveryReport,
-    /// Streams in the catalog.
-    pub streams: usize,
-    /// Batches taken from the WAL into the log cache.
-    pub batches: u64,
-    /// Their payload in bytes.
-    pub payload_bytes: u64,
-    /// Batches in the WAL that are uploaded already: the last run ended between commit and trim.
-    pub skipped_uploaded: u64,
-    /// Batches in the WAL whose stream was deleted.
-    pub skipped_deleted: u64,
-    /// Offsets without records because of damage to the WAL, sorted by stream and offset. Readers
-    /// skip them. Not logged here, because only the owner of the streams has names for them.
-    pub gaps: Vec<Gap>,
-    /// Set if the log ends before its uploaded end: its end is damaged, or the device holds an old
-    /// copy. What was in this range is uploaded; what was behind it is lost.
-    pub missing_end: Option<Range<LogOffset>>,
-    /// From the first read of the catalog to the end.
-    pub elapsed: Duration,
-}
-
-/// Offsets of a stream that have no records because of damage to the WAL.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gap {
-    /// The stream.
-    pub stream: StreamId,
-    /// The offsets.
-    pub offsets: Range<StreamOffset>,
-    /// What is known of them.
-    pub cause: GapCause,
-}
-
-/// Why offsets have no records.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GapCause {
-    /// Their records were in the WAL and are lost.
-    Lost,
-    /// Some of them may have been in the WAL. It is unknown which, if any, so all of them are
-    /// skipped: they are an upper bound of what is lost.
-    Skipped,
-}
-
-impl Gap {
-    fn len(&self) -> u64 {
-        self.offsets.end.0 - self.offsets.start.0
-    }
-}
-
-impl Recovery {
-    /// Returns the amount of missing data.
-    pub(crate) fn lost(&self) -> Lost {
-        let damaged = self.wal.damage.iter().map(|damage| &damage.range).chain(&self.missing_end);
-        let mut lost = Lost {
-            damaged_ranges: damaged.clone().count(),
-            damaged_bytes: damaged.map(|range| range.end.0 - range.start.0).sum(),
-            ..Lost::default()
-        };
-        for gap in &self.gaps {
-            let (gaps, offsets) = match gap.cause {
-                GapCause::Lost => (&mut lost.gaps, &mut lost.offsets),
-                GapCause::Skipped => (&mut lost.skipped_gaps, &mut lost.skipped_offsets),
-            };
-            *gaps += 1;
-            *offsets = offsets.saturating_add(gap.len()); // each stream has up to u64::MAX
-        }
-        lost
-    }
-}
-
-impl fmt::Display for Recovery {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            wal,
-            streams,
-            batches,
-            payload_bytes,
-            skipped_uploaded,
-            skipped_deleted,
-            gaps,
-            missing_end,
-            elapsed,
-        } = self;
-        write!(
-            f,
-            "{streams} streams; {batches} batches ({payload_bytes} bytes) to upload, \
-             {skipped_uploaded} uploaded before, {skipped_deleted} of deleted streams; {:.3} s; \
-             WAL: {wal}",
-            elapsed.as_secs_f64()
-        )?;
-        let count = |cause| gaps.iter().filter(|gap| gap.cause == cause).count();
-        let (lost, skipped) = (count(GapCause::Lost), count(GapCause::Skipped));
-        if lost > 0 {
-            write!(f, "; {lost} ranges of offsets are LOST")?;
-        }
-        if skipped > 0 {
-            write!(f, "; {skipped} ranges of offsets are SKIPPED, since they may have been used")?;
-        }
-        if let Some(missing) = missing_end {
-            write!(
-                f,
-                "; the log's end, {}..{} and what lay behind it, is LOST",
-                missing.start, missing.end
-            )?;
-        }
-        Ok(())
-    }
-}
 
 /// The parts of a store, ready for traffic.
 pub(crate) struct Recovered {
@@ -345,7 +235,7 @@ impl Replay {
                     return Err(StoreError::Failed(reason));
                 };
                 used.entry(range.object).or_default().add(range.payload_bytes);
-                restored.push_back(tail::Range::of(object.clone(), &range));
+                restored.push_back(Range::of(object.clone(), &range));
             }
             let mut tail = Tail::restored(start, uploaded_end, checkpoint, restored);
             tail.epoch = epoch;

@@ -4,39 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use alluvium_wal::LogOffset;
 
-use crate::recover::Gap;
-use crate::stream::{History, Replay};
+use crate::fold::{DamagedStreams, Fold};
+use crate::report::Gap;
 use crate::tail::{self, Cached, Tail};
-use crate::types::{Batch, Fold, StreamId};
-
-/// The streams as recovery found them.
-pub struct DamagedStreams<'a> {
-    pub(crate) streams: &'a HashMap<StreamId, (u8, Tail)>,
-    pub(crate) meta: &'a BTreeMap<String, Vec<u8>>,
-    pub(crate) gaps: &'a [Gap],
-}
-
-impl DamagedStreams<'_> {
-    /// Returns what is lost, by stream and offset.
-    pub fn gaps(&self) -> &[Gap] {
-        self.gaps
-    }
-
-    /// Returns the catalog's metadata.
-    pub fn meta(&self) -> &BTreeMap<String, Vec<u8>> {
-        self.meta
-    }
-
-    /// Returns what is left of a stream, like [`crate::Stream::replay`].
-    pub fn replay(&self, stream: StreamId) -> Option<Replay> {
-        self.streams.get(&stream).map(|(_, tail)| Replay::of(tail))
-    }
-
-    /// Returns [`Self::replay`] with positions in the log.
-    pub fn history(&self, stream: StreamId) -> Option<History> {
-        self.streams.get(&stream).map(|(_, tail)| History::of(tail))
-    }
-}
+use crate::types::{Batch, StreamId};
 
 /// Asks `fold` for batches for the gaps and inserts them. Such a batch becomes durable with the
 /// batch before it, or is durable from `log_start` on, and is uploaded like any other. Returns the
@@ -80,7 +51,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::recover::GapCause;
+    use crate::report::GapCause;
     use crate::types::StreamOffset;
 
     struct Owner(Vec<(u64, u64)>);

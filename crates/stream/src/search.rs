@@ -8,9 +8,11 @@
 
 use std::cmp::Reverse;
 
-use crate::objects::ObjectError;
-use crate::stream::{FetchError, Stream};
-use crate::tail::{Range, Tail};
+use crate::error::FetchError;
+use crate::object_error::ObjectError;
+use crate::range::Range;
+use crate::stream::Stream;
+use crate::tail::Tail;
 use crate::types::{Batch, ObjectId, StreamOffset};
 
 /// Ranges scanned while the tail is locked; this takes about a microsecond.
@@ -252,8 +254,8 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::objects::RequestClass;
     use crate::output::{Attempt, Output};
+    use crate::request_class::RequestClass;
     use crate::store::tests::small_store;
     use crate::types::{KIND_LOG, StreamId};
     use crate::{Change, Store};

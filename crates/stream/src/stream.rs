@@ -5,40 +5,20 @@ use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 
-use alluvium_wal::LogOffset;
-use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::objects::{Budget, Deadline, Part};
+use crate::budget::Budget;
+use crate::error::FetchError;
+use crate::objects::{Deadline, Part};
+use crate::range::Range;
 use crate::read_ahead::Reader;
-use crate::store::{Shared, StoreError};
-use crate::tail::{Cached, Range, Source, StreamState, Tail};
+use crate::replay::{History, Replay};
+use crate::shared::Shared;
+use crate::tail::{Source, StreamState};
 use crate::types::{Batch, StreamEpoch, StreamId, StreamOffset};
 
 /// The number of objects after which a fetch stops and returns what it has.
 const OBJECTS_PER_FETCH: usize = 8;
-
-/// Why a fetch returned nothing.
-#[derive(Debug, thiserror::Error)]
-pub enum FetchError {
-    /// The offset is before the start or after the end of the stream.
-    #[error("offset {offset} is outside {start}..={end}")]
-    OutOfRange {
-        /// The requested offset.
-        offset: StreamOffset,
-        /// The stream's start.
-        start: StreamOffset,
-        /// The stream's next offset.
-        end: StreamOffset,
-    },
-    /// The stream was deleted.
-    #[error("the stream was deleted")]
-    Deleted,
-    /// An object could not be read. If it is damaged or missing ([`crate::ObjectError::is_loss`]),
-    /// its records are lost; otherwise a retry may succeed.
-    #[error("{0}")]
-    Failed(StoreError),
-}
 
 /// The result of a fetch.
 #[derive(Debug)]
@@ -65,56 +45,6 @@ impl Fetched {
             None => self.durable_end,
         };
         from..end.max(from)
-    }
-}
-
-/// What a stream's owner rebuilds its state from, by folding `batches` into `checkpoint`.
-#[derive(Clone, Debug)]
-pub struct Replay {
-    /// The checkpoint that [`crate::Fold`] returned at the last upload.
-    pub checkpoint: Option<Bytes>,
-    /// The offset up to which the checkpoint describes the stream.
-    pub checkpoint_end: StreamOffset,
-    /// All batches after the checkpoint, in order, durable or not, including those below the
-    /// stream's start if a trim has passed them.
-    pub batches: Vec<Batch>,
-    /// The end of the stream: after the last batch, or further if offsets behind it are lost.
-    pub end: StreamOffset,
-}
-
-impl Replay {
-    pub(crate) fn of(tail: &Tail) -> Self {
-        Self {
-            checkpoint: tail.checkpoint.clone(),
-            checkpoint_end: tail.uploaded_end,
-            batches: tail.pinned().map(Cached::to_batch).collect(),
-            end: tail.next,
-        }
-    }
-
-    /// Returns the lost offsets: those between the end of a batch and the start of the next one,
-    /// and those behind the last batch.
-    pub fn gaps(&self) -> Vec<std::ops::Range<StreamOffset>> {
-        let starts = self.batches.iter().map(|batch| batch.base).chain([self.end]);
-        let ends = [self.checkpoint_end].into_iter().chain(self.batches.iter().map(Batch::end));
-        ends.zip(starts).filter(|(end, start)| end < start).map(|(end, start)| end..start).collect()
-    }
-}
-
-/// A [`Replay`] with the positions of its batches in the log.
-#[derive(Clone, Debug)]
-pub struct History {
-    /// The stream's checkpoint and batches.
-    pub replay: Replay,
-    /// For each batch, the log offset at which its record ends. All streams share the log, so these
-    /// positions show in which order batches of different streams were appended.
-    pub log_ends: Vec<LogOffset>,
-}
-
-impl History {
-    pub(crate) fn of(tail: &Tail) -> Self {
-        let log_ends = tail.pinned().map(|cached| cached.log_end).collect();
-        Self { replay: Replay::of(tail), log_ends }
     }
 }
 
@@ -432,6 +362,8 @@ impl Drop for Watch {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     /// A read from an object written before a rewrite, followed by batches written by it.

@@ -24,8 +24,8 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::catalog::{ObjectInfo, ObjectRange};
-use crate::objects::Budget;
+use crate::budget::Budget;
+use crate::range::Range;
 use crate::types::{Batch, KIND_STATE, StreamEpoch, StreamId, StreamOffset};
 
 pub(crate) use compactable::{Changed, Choice, Compactable};
@@ -75,42 +75,6 @@ pub(crate) const fn cost_bytes(payload_bytes: usize) -> u64 {
     payload_bytes as u64 + BATCH_OVERHEAD_BYTES
 }
 
-/// A part of the stream in an object.
-#[derive(Clone)]
-pub(crate) struct Range {
-    pub(crate) object: Arc<ObjectInfo>,
-    pub(crate) start: StreamOffset,
-    pub(crate) end: StreamOffset,
-    pub(crate) payload_bytes: u64,
-    pub(crate) max_timestamp_ms: i64,
-}
-
-impl Range {
-    /// Converts a range of the catalog.
-    pub(crate) fn of(object: Arc<ObjectInfo>, range: &ObjectRange) -> Self {
-        Self {
-            object,
-            start: range.start,
-            end: range.end,
-            payload_bytes: range.payload_bytes,
-            max_timestamp_ms: range.max_timestamp_ms,
-        }
-    }
-
-    /// Returns the greatest timestamp of its batches, or its time of creation if none has one.
-    pub(crate) fn newest_ms(&self) -> i64 {
-        match self.max_timestamp_ms {
-            ..0 => self.object.created_at_ms,
-            newest_ms => newest_ms,
-        }
-    }
-
-    /// Whether the range is the only one in its object.
-    fn is_own(&self) -> bool {
-        self.object.payload_bytes == self.payload_bytes
-    }
-}
-
 /// What a change of a tail released in the log cache.
 #[derive(Clone, Copy, Default)]
 #[must_use]
@@ -150,7 +114,7 @@ pub(crate) struct StreamState {
 pub(crate) struct Tail {
     pub(crate) deleted: bool,
     /// The newest epoch with which the stream was opened, durably. Changed only with
-    /// [`crate::store::Shared::committing`] held as well.
+    /// [`crate::catalog_state::CatalogState::committing`] held as well.
     pub(crate) epoch: StreamEpoch,
     pub(crate) start: StreamOffset,
     pub(crate) next: StreamOffset,
@@ -536,6 +500,7 @@ impl StreamState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::catalog::ObjectInfo;
     use crate::types::ObjectId;
 
     fn object() -> Arc<ObjectInfo> {

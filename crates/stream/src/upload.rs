@@ -1,5 +1,5 @@
 //! Cut and upload, always in the order: log cache, object, catalog, trim. Before the last two, the
-//! store checks that it owns the objects ([`owner`]).
+//! store checks that it owns the objects ([`claim`]).
 //!
 //! A cut is a log offset. Everything below it is durable, in the objects or checkpoints, and
 //! committed before the WAL is trimmed to it, so a crash at any point neither loses nor duplicates
@@ -17,23 +17,27 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use tokio::time::Instant;
-use uuid::Uuid;
 
 use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
 use crate::commit::UploadPart;
+use crate::error::StoreError;
+use crate::fold::Fold;
 use crate::object::BLOCK_TARGET_BYTES;
-use crate::objects::{OBJECTS_DIRECTORY, ObjectError, RequestClass, object_size};
+use crate::object_error::ObjectError;
+use crate::objects::object_size;
 use crate::output::{Attempt, Output};
-use crate::owner;
+use crate::owner::claim::claim;
 use crate::pace::Pace;
-use crate::store::{Shared, StoreError};
+use crate::request_class::RequestClass;
+use crate::retry::backoff;
+use crate::shared::Shared;
 use crate::tail::{Cached, StreamState};
-use crate::types::{Batch, Fold, ObjectId, StreamOffset};
+use crate::types::{Batch, StreamOffset};
 
 /// A stream with this much in an upload gets an object of its own: reading it transfers no data of
 /// other streams, and it can be deleted together with the stream.
@@ -153,9 +157,9 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     commit(shared, cut, &objects, parts.collect()).await?;
     if is_written {
         // A copy of this server that does not record the object must not become its owner any more.
-        wait_for_ownership(shared, shared.version()).await?;
+        wait_for_ownership(shared, shared.catalog.version()).await?;
     }
-    shared.wal.trim_and_mark(..cut, shared.version()).await?;
+    shared.wal.trim_and_mark(..cut, shared.catalog.version()).await?;
     *shared.upload.trimmed_to.lock() = taken;
     // From here on an older copy of the WAL is recognized as such, not only after the next commit.
     match shared.note_mark().await {
@@ -222,12 +226,12 @@ async fn objects_exist(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<b
     Ok(true)
 }
 
-/// Waits until this store owns the objects; see [`owner::claim`]. While another one does, the WAL
+/// Waits until this store owns the objects; see [`claim`]. While another one does, the WAL
 /// must keep what was uploaded. Returns whether the first attempt succeeded.
 async fn wait_for_ownership(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
     let mut backoff = Backoff::new(shared);
     loop {
-        let what = match owner::claim(shared, version).await? {
+        let what = match claim(shared, version).await? {
             Ok(true) => return Ok(backoff.failures == 0),
             Ok(false) => "another server owns the objects".into(),
             Err(error) => describe("cannot check who owns the objects", &error),
@@ -330,7 +334,7 @@ async fn write_until_done(
     payload_bytes: u64,
     pace: &mut Pace<'_>,
 ) -> Result<Written, StoreError> {
-    let id = shared.new_object_id();
+    let id = shared.catalog.new_object_id();
     let mut backoff = Backoff::new(shared);
     loop {
         let attempt = Attempt::new(shared, id);
@@ -344,22 +348,6 @@ async fn write_until_done(
         pace.end();
         backoff.failed(&describe("cannot write", &error)).await?;
     }
-}
-
-/// The prefix of the store's objects contains the WAL's id, so that two stores in one bucket cannot
-/// touch each other's objects.
-pub(crate) fn object_prefix(wal_id: Uuid) -> String {
-    format!("{OBJECTS_DIRECTORY}/{wal_id}")
-}
-
-pub(crate) fn object_name(wal_id: Uuid, id: ObjectId, nonce: Uuid) -> String {
-    format!("{}/{:016x}-{}", object_prefix(wal_id), id.0, nonce.simple())
-}
-
-/// Returns the number in an object's name.
-pub(crate) fn object_id(name: &str) -> Option<ObjectId> {
-    let (number, _) = name.rsplit_once('/')?.1.split_once('-')?;
-    u64::from_str_radix(number, 16).ok().map(ObjectId)
 }
 
 async fn write(
@@ -390,11 +378,6 @@ async fn write(
         ranges.push(range);
     }
     Ok((output.finish().await?, ranges))
-}
-
-pub(crate) fn unix_ms() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn describe(what: &str, error: &ObjectError) -> String {
@@ -432,48 +415,5 @@ impl<'a> Backoff<'a> {
             // No log reaches this offset, so this resolves only when the WAL stops.
             stopped = self.shared.wal.wait_durable(LogOffset(u64::MAX)) => Ok(stopped?),
         }
-    }
-}
-
-/// Returns the delay after this number of earlier failures.
-pub(crate) fn backoff(initial: Duration, max: Duration, failures: u32) -> Duration {
-    let longest = initial.saturating_mul(1 << failures.min(20)).min(max);
-    jittered(longest, Uuid::new_v4().as_u128())
-}
-
-/// Returns a duration between half and all of `longest`.
-fn jittered(longest: Duration, random: u128) -> Duration {
-    let permille = u32::try_from(random % 501).expect("below 501");
-    longest / 2 + longest * permille / 1000
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn jitter_stays_within_its_bounds() {
-        let longest = Duration::from_secs(10);
-        assert_eq!(jittered(longest, 0), longest / 2);
-        assert_eq!(jittered(longest, 500), longest);
-        assert_eq!(jittered(longest, 501), longest / 2);
-        for random in 0..2000 {
-            assert!((longest / 2..=longest).contains(&jittered(longest, random)));
-        }
-    }
-
-    #[test]
-    fn names_are_sorted_by_number_and_differ_by_nonce() {
-        let wal = Uuid::from_u128(1);
-        let name = |id, nonce| object_name(wal, ObjectId(id), Uuid::from_u128(nonce));
-        assert_eq!(
-            name(255, 2),
-            "streams/00000000-0000-0000-0000-000000000001/\
-             00000000000000ff-00000000000000000000000000000002"
-        );
-        assert!(name(9, 9) < name(10, 0));
-        assert_eq!(object_id(&name(255, 2)), Some(ObjectId(255)));
-        assert_eq!((object_id("streams/x"), object_id("streams/x/z-1")), (None, None));
-        assert_ne!(name(1, 1), name(1, 2));
     }
 }

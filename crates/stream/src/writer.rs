@@ -11,8 +11,10 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 
 use crate::catalog::Change;
+use crate::error::StoreError;
 use crate::record;
-use crate::store::{Shared, Store, StoreError};
+use crate::shared::Shared;
+use crate::store::Store;
 use crate::stream::Stream;
 use crate::tail::{self, Cached, Tail};
 use crate::types::{NewBatch, StreamEpoch, StreamId, StreamOffset};

@@ -8,10 +8,13 @@ use super::{
 };
 use crate::catalog::ObjectRange;
 use crate::commit::Replacement;
+use crate::error::StoreError;
 use crate::output::{Attempt, Output};
-use crate::store::{Shared, Store, StoreError};
+use crate::range::Range;
+use crate::shared::Shared;
+use crate::store::Store;
 use crate::stream::Stream;
-use crate::tail::{Range, StreamState};
+use crate::tail::StreamState;
 use crate::types::{Batch, StreamId, StreamOffset};
 
 /// Payload of a step if the size of objects is not bounded.
@@ -218,7 +221,7 @@ async fn step<R: Rewrite>(
         created_at_ms: objects().map(|object| object.created_at_ms).max().unwrap_or(0),
     };
     let mut sources = Sources::of(shared, &run).await?;
-    let attempt = Attempt::new(shared, shared.new_object_id());
+    let attempt = Attempt::new(shared, shared.catalog.new_object_id());
     let mut writing = Writing {
         stream: run.stream.id,
         output: output(shared, &attempt, run.payload_bytes()),

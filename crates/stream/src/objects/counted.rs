@@ -13,6 +13,8 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
 };
 
+use crate::request_class::RequestClass;
+
 /// Requests of one kind and class to the object store since the start. A request that the store's
 /// client retries by itself counts once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,20 +28,6 @@ pub struct Requests {
     pub count: u64,
     /// Bytes of objects sent or received.
     pub bytes: u64,
-}
-
-/// What requests are made for, the most urgent first. Reads at a stream's tail need no request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum RequestClass {
-    /// While an upload waits, the log fills up; when it is full, writers wait.
-    Upload,
-    /// A reader waits for it.
-    Read,
-    /// Nothing waits for it.
-    Compaction,
-    /// Deletions, listings and ownership checks; it transfers hardly any bytes, so it never waits
-    /// for bandwidth.
-    CleanUp,
 }
 
 const CLASSES: [(RequestClass, &str); 4] = [

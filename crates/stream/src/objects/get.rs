@@ -10,8 +10,9 @@ use futures::stream::BoxStream;
 use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
-use super::{ObjectError, Request, within};
+use super::{Request, within};
 use crate::object::Damage;
+use crate::object_error::ObjectError;
 
 /// Bytes of a file that are read at once: the kernel requests all of it from the disk, and the
 /// log's writes queue behind it.

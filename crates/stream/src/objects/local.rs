@@ -23,7 +23,7 @@ use tokio::sync::Mutex;
 
 use self::root::Root;
 pub use self::root::{MARK, is_marked};
-use super::{OBJECTS_DIRECTORY, OWNER_OBJECT};
+use crate::naming::{OBJECTS_DIRECTORY, OWNER_OBJECT};
 
 mod root;
 

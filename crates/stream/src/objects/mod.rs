@@ -3,7 +3,6 @@
 
 mod counted;
 mod disk;
-mod error;
 mod flight;
 mod get;
 mod local;
@@ -21,27 +20,21 @@ use futures::TryStreamExt;
 use object_store::ObjectStore;
 use uuid::Uuid;
 
-use crate::upload::object_prefix;
-
 use crate::bandwidth::Bandwidth;
+use crate::naming::{OBJECTS_DIRECTORY, object_prefix};
+use crate::object_error::ObjectError;
+use crate::request_class::RequestClass;
 
-pub(crate) use counted::RequestClass;
 pub use counted::Requests;
 pub use disk::DiskCacheStats;
-pub use error::{ErrorKind, ObjectError};
 pub(crate) use flight::FlightGuard;
 pub use local::{MARK, is_marked, local_objects};
 pub use numbers::ReadStats;
-pub(crate) use read::{Budget, Deadline, Objects, Part, READ_BYTES};
+pub(crate) use read::{Deadline, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};
 pub use survey::{Mismatch, Orphan, Survey, survey};
 pub use whole::{StoredObject, list_objects, object_size};
 pub(crate) use write::Writer;
-
-/// Parent directory of the objects of all stores; each store has its own directory in it.
-pub(crate) const OBJECTS_DIRECTORY: &str = "streams";
-/// Name of the object that records the owner of a WAL's objects, next to them.
-pub(crate) const OWNER_OBJECT: &str = "owner";
 
 /// Access to the object store for one request class: it counts requests and limits the bandwidth.
 #[derive(Clone, Copy)]

@@ -18,15 +18,18 @@ use super::counted::CountedStores;
 use super::disk::{DiskCache, DiskCacheStats};
 use super::flight::{Flight, FlightGuard, Flights, UnderWay};
 use super::numbers::{Ahead, ReadNumbers, ReadStats};
-use super::{ObjectError, Request, RequestClass, Requests, StoreHandle, within};
+use super::{Request, Requests, StoreHandle, within};
 use crate::background::Background;
 use crate::bandwidth::Bandwidth;
+use crate::budget::Budget;
 use crate::catalog::ObjectInfo;
+use crate::error::StoreError;
 use crate::losses::Losses;
 use crate::object::{Block, Damage, ENTRY_BYTES};
+use crate::object_error::ObjectError;
 use crate::options::Options;
-use crate::store::StoreError;
-use crate::tail::Range;
+use crate::range::Range;
+use crate::request_class::RequestClass;
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
 use ahead_buffer::ReadAheadBuffer;
 
@@ -677,46 +680,6 @@ impl StreamBlocks {
     pub(crate) fn after(&self, from: StreamOffset) -> &[Block] {
         let blocks = &self.index[self.blocks.clone()];
         &blocks[blocks.partition_point(|block| block.end <= from)..]
-    }
-}
-
-/// The payload that a fetch may still return; the first batch always fits.
-pub(crate) struct Budget {
-    left_bytes: usize,
-    first: bool,
-}
-
-impl Budget {
-    pub(crate) fn new(max_bytes: usize) -> Self {
-        Self { left_bytes: max_bytes, first: true }
-    }
-
-    /// Takes the size of a batch from the budget; returns false if it does not fit.
-    pub(crate) fn take(&mut self, len_bytes: usize) -> bool {
-        if !self.first && (self.left_bytes == 0 || len_bytes > self.left_bytes) {
-            self.left_bytes = 0;
-            return false;
-        }
-        self.first = false;
-        self.left_bytes = self.left_bytes.saturating_sub(len_bytes);
-        true
-    }
-
-    /// Spends the rest, unless nothing was taken yet. Returns whether it did.
-    pub(crate) fn close(&mut self) -> bool {
-        if !self.first {
-            self.left_bytes = 0;
-        }
-        !self.first
-    }
-
-    /// Whether nothing more fits.
-    pub(crate) fn is_spent(&self) -> bool {
-        self.left_bytes == 0 && !self.first
-    }
-
-    pub(crate) fn left_bytes(&self) -> usize {
-        self.left_bytes
     }
 }
 

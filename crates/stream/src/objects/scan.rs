@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::StoreHandle;
 use super::get::{get, read_again};
-use super::{ObjectError, StoreHandle};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage};
+use crate::object_error::ObjectError;
 use crate::types::Batch;
 
 /// One GET fetches neighbouring blocks up to this size, which a scan holds in memory in addition to

@@ -6,10 +6,11 @@ use std::time::SystemTime;
 use object_store::ObjectStore;
 use object_store::path::Path;
 
-use super::{ObjectError, list_objects};
+use super::list_objects;
 use crate::catalog::{ObjectInfo, Snapshot};
+use crate::naming::{object_id, object_prefix};
+use crate::object_error::ObjectError;
 use crate::types::ObjectId;
-use crate::upload::{object_id, object_prefix};
 
 /// Differences between an object store and a catalog.
 #[derive(Debug, Default)]

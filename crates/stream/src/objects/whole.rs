@@ -10,8 +10,9 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
-use super::{ObjectError, Request, within};
+use super::{Request, within};
 use crate::object::{self, Block, Damage, FOOTER_BYTES, HEADER_BYTES};
+use crate::object_error::ObjectError;
 
 /// One GET fetches neighbouring blocks up to this size.
 const SPAN_BYTES: u64 = 4 << 20;

@@ -7,7 +7,9 @@ use bytes::Bytes;
 use object_store::{MultipartUpload, ObjectStoreExt, PutPayload};
 use tokio::task::{JoinError, JoinSet};
 
-use super::{ObjectError, Request, RequestClass, StoreHandle, within};
+use super::{Request, StoreHandle, within};
+use crate::object_error::ObjectError;
+use crate::request_class::RequestClass;
 
 /// Objects up to this size are one PUT; larger ones are written in parts of exactly this size,
 /// except the last. At least 5 MiB, S3's minimum.

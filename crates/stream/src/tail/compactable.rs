@@ -4,7 +4,8 @@
 //! only ranges near a change are scanned, and only a bounded number of them while the tail is
 //! locked.
 
-use super::{Range, Tail};
+use super::Tail;
+use crate::range::Range;
 use crate::types::{ObjectId, StreamOffset};
 
 /// What makes a run of ranges worth merging.

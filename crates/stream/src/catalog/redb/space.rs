@@ -7,7 +7,7 @@ use redb::ReadableDatabase as _;
 
 use super::disk::Reserve;
 use super::{CatalogError, Change, Failure, META, RedbCatalog, unless_damaged};
-use crate::store::OWN_META_PREFIX;
+use crate::catalog::OWN_META_PREFIX;
 
 /// A disk with less free space than this counts as full: a change may take as much.
 const FULL_BYTES: u64 = 1 << 20;

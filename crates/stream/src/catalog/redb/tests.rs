@@ -7,8 +7,8 @@ use redb::backends::InMemoryBackend;
 
 use super::space::Claim;
 use super::*;
+use crate::catalog::OWN_META_PREFIX;
 use crate::catalog::ObjectInfo;
-use crate::store::OWN_META_PREFIX;
 
 #[test]
 fn conforms() {

@@ -9,9 +9,10 @@ use bytes::Bytes;
 use super::{Cached, Core, Decoded, FetchResult, FetchedParts, Key, ReadAheadGrant, span_bytes};
 use crate::catalog::ObjectInfo;
 use crate::object::{self, Block, Damage};
+use crate::object_error::ObjectError;
 use crate::objects::get::{get, read_again};
 use crate::objects::numbers::Ahead;
-use crate::objects::{ObjectError, RequestClass};
+use crate::request_class::RequestClass;
 use crate::types::Batch;
 
 /// Larger data is decoded on a thread that may block. A MiB takes less time than a task may run

@@ -1,0 +1,46 @@
+//! Names of objects.
+
+use uuid::Uuid;
+
+use crate::types::ObjectId;
+
+/// Parent directory of the objects of all stores; each store has its own directory in it.
+pub(crate) const OBJECTS_DIRECTORY: &str = "streams";
+/// Name of the object that records the owner of a WAL's objects, next to them.
+pub(crate) const OWNER_OBJECT: &str = "owner";
+
+/// The prefix of the store's objects contains the WAL's id, so that two stores in one bucket cannot
+/// touch each other's objects.
+pub(crate) fn object_prefix(wal_id: Uuid) -> String {
+    format!("{OBJECTS_DIRECTORY}/{wal_id}")
+}
+
+pub(crate) fn object_name(wal_id: Uuid, id: ObjectId, nonce: Uuid) -> String {
+    format!("{}/{:016x}-{}", object_prefix(wal_id), id.0, nonce.simple())
+}
+
+/// Returns the number in an object's name.
+pub(crate) fn object_id(name: &str) -> Option<ObjectId> {
+    let (number, _) = name.rsplit_once('/')?.1.split_once('-')?;
+    u64::from_str_radix(number, 16).ok().map(ObjectId)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_sorted_by_number_and_differ_by_nonce() {
+        let wal = Uuid::from_u128(1);
+        let name = |id, nonce| object_name(wal, ObjectId(id), Uuid::from_u128(nonce));
+        assert_eq!(
+            name(255, 2),
+            "streams/00000000-0000-0000-0000-000000000001/\
+             00000000000000ff-00000000000000000000000000000002"
+        );
+        assert!(name(9, 9) < name(10, 0));
+        assert_eq!(object_id(&name(255, 2)), Some(ObjectId(255)));
+        assert_eq!((object_id("streams/x"), object_id("streams/x/z-1")), (None, None));
+        assert_ne!(name(1, 1), name(1, 2));
+    }
+}

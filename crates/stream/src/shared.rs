@@ -1,0 +1,234 @@
+//! The state that handles and tasks share.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use alluvium_wal::{LogOffset, Wal, WalError};
+use futures::FutureExt;
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+use uuid::Uuid;
+
+use crate::cache::LogCache;
+use crate::catalog_state::CatalogState;
+use crate::compaction_signal::CompactionSignal;
+use crate::ends::Ends;
+use crate::error::StoreError;
+use crate::faults::Faults;
+use crate::fold::Fold;
+use crate::losses::Losses;
+use crate::numbers::Numbers;
+use crate::object_table::ObjectTable;
+use crate::objects::Objects;
+use crate::options::Options;
+use crate::owner::Owner;
+use crate::panics;
+use crate::read_ahead::Readers;
+use crate::tail::StreamState;
+use crate::types::StreamId;
+use crate::wake::{self, SpaceGate, Wakes};
+
+/// The state that handles and tasks share.
+pub(crate) struct Shared {
+    pub(crate) wal: Wal,
+    pub(crate) wal_id: Uuid,
+    pub(crate) owner: Owner,
+    pub(crate) objects: Objects,
+    pub(crate) readers: Readers,
+    pub(crate) catalog: CatalogState,
+    pub(crate) fold: Arc<dyn Fold>,
+    pub(crate) options: Options,
+    pub(crate) max_batch_bytes: u64,
+    pub(crate) streams: RwLock<HashMap<StreamId, Arc<StreamState>>>,
+    pub(crate) cache: LogCache,
+    pub(crate) space: SpaceGate,
+    pub(crate) wakes: Wakes,
+    pub(crate) upload: UploadSignal,
+    pub(crate) ends: Ends,
+    pub(crate) object_table: Mutex<ObjectTable>,
+    /// Wakes the object cleaner.
+    pub(crate) retired: Notify,
+    pub(crate) losses: Arc<Losses>,
+    pub(crate) compaction: CompactionSignal,
+    pub(crate) numbers: Numbers,
+    pub(crate) faults: Arc<Faults>,
+    pub(crate) failure: Failure,
+}
+
+/// Whether and why the store has failed.
+#[derive(Default)]
+pub(crate) struct Failure {
+    /// Why nothing can be appended any more.
+    cause: OnceLock<StoreError>,
+    /// Notified when `cause` is set.
+    is_set: Notify,
+    /// Why the catalog cannot be changed any more. `cause` is also set then, perhaps to an earlier
+    /// one.
+    halted: OnceLock<StoreError>,
+}
+
+/// How appends request an upload.
+pub(crate) struct UploadSignal {
+    pub(crate) wanted: Notify,
+    /// An append found no space.
+    pub(crate) forced: AtomicBool,
+    /// Recovery found gaps, and the owner of the streams has not handled them yet.
+    pub(crate) held: AtomicBool,
+    /// The log offset of the last cut.
+    pub(crate) cut: AtomicU64,
+    /// [`Options::upload_bytes`], or a quarter of the WAL if that is less because the WAL was
+    /// resized.
+    pub(crate) threshold_bytes: AtomicU64,
+    /// When the cut was taken that the WAL is trimmed to; initially the start. No record appended
+    /// in this run that is not trimmed is older.
+    pub(crate) trimmed_to: Mutex<tokio::time::Instant>,
+}
+
+impl Shared {
+    pub(crate) fn failure(&self) -> Option<StoreError> {
+        self.failure.cause.get().cloned()
+    }
+
+    /// Resolves with the cause once nothing can be appended any more.
+    pub(crate) async fn failed(&self) -> StoreError {
+        let failed = self.failure.is_set.notified();
+        let mut failed = std::pin::pin!(failed);
+        failed.as_mut().enable(); // before the check, so that no failure between the two is missed
+        if let Some(failure) = self.failure() {
+            return failure;
+        }
+        tokio::select! {
+            () = failed => {}
+            // No log reaches this offset, so this resolves only when the WAL stops.
+            stopped = self.wal.wait_durable(LogOffset(u64::MAX)) => {
+                self.fail(stopped.err().map_or(StoreError::Closed, StoreError::Wal));
+            }
+        }
+        self.failure().expect("it was set before the notification")
+    }
+
+    /// Records that the store has failed and wakes all waiters. The first cause counts. The caller
+    /// must not hold the lock of a tail.
+    pub(crate) fn fail(&self, failure: StoreError) {
+        if self.failure.cause.set(failure).is_err() {
+            return;
+        }
+        match self.failure.cause.get() {
+            None | Some(StoreError::Closed) => {}
+            Some(cause) => {
+                tracing::error!("nothing can be appended until the store is opened again: {cause}");
+            }
+        }
+        self.failure.is_set.notify_waiters();
+        self.space.open_forever();
+        let streams: Vec<_> = self.streams.read().values().cloned().collect();
+        for stream in streams {
+            wake::notify(&stream.watchers());
+        }
+    }
+
+    /// Forbids changes of the catalog and of the memory derived from it: one of them may be behind
+    /// the other, or the store is closed. Appends fail, too. The first cause counts.
+    pub(crate) fn halt(&self, cause: StoreError) {
+        let _ = self.failure.halted.set(cause.clone());
+        self.fail(cause);
+    }
+
+    /// Returns why nothing may be changed any more. Once another writer has the WAL, nothing that
+    /// was built on it counts, and the next owner may have a copy of this catalog: a change made
+    /// here would be in neither.
+    pub(crate) fn halted(&self) -> Option<StoreError> {
+        let fenced = || match self.wal.stopped()? {
+            fenced @ WalError::Fenced { .. } => Some(StoreError::Wal(fenced)),
+            _ => None,
+        };
+        self.failure.halted.get().cloned().or_else(fenced)
+    }
+
+    /// Runs `work`. If it panics, memory may be inconsistent and events that others wait for may
+    /// never come, so the store halts.
+    pub(crate) async fn halt_on_panic<T>(
+        &self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, StoreError> {
+        AssertUnwindSafe(work).catch_unwind().await.map_err(|panic| {
+            let defect = StoreError::Failed(format!("a defect: {}", panics::text(&*panic)));
+            self.halt(defect.clone());
+            defect
+        })
+    }
+
+    /// Wraps a task that runs as long as the store; a panic halts the store.
+    pub(crate) fn guarded(
+        self: &Arc<Self>,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let shared = self.clone();
+        async move {
+            // The halt has reported it.
+            let _ = shared.halt_on_panic(task).await;
+        }
+    }
+
+    pub(crate) fn spawn(
+        self: &Arc<Self>,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> JoinHandle<()> {
+        tokio::spawn(self.guarded(task))
+    }
+
+    /// Returns the bytes appended to the WAL since the last cut.
+    pub(crate) fn log_behind_bytes(&self) -> u64 {
+        self.wal.appended().0.saturating_sub(self.upload.cut.load(Ordering::Acquire))
+    }
+
+    /// See [`crate::Stats::log_age`].
+    pub(crate) fn log_age(&self) -> Duration {
+        let wal = self.wal.stats();
+        match wal.trimmed == wal.appended {
+            true => Duration::ZERO,
+            false => self.upload.trimmed_to.lock().elapsed(),
+        }
+    }
+
+    /// Applies the bound of [`Options::upload_bytes`] to a resized WAL, so that appends can
+    /// continue while an upload runs.
+    pub(crate) fn follow_capacity(&self) {
+        let capacity_bytes = self.wal.header().capacity_bytes;
+        let wanted_bytes = self.wal.stats().resize_to_bytes.unwrap_or(capacity_bytes);
+        let threshold_bytes = self.options.upload_bytes.min(capacity_bytes.min(wanted_bytes) / 4);
+        self.upload.threshold_bytes.store(threshold_bytes, Ordering::Relaxed);
+    }
+
+    /// Requests an upload if the log, which has grown to `end`, is far enough ahead of the last
+    /// cut.
+    pub(crate) fn request_upload_if_due(&self, end: LogOffset) {
+        let behind = end.0.saturating_sub(self.upload.cut.load(Ordering::Acquire));
+        if behind >= self.upload.threshold_bytes.load(Ordering::Relaxed) {
+            self.upload.wanted.notify_one();
+        }
+    }
+
+    /// Whether a running upload must finish soon because appends wait for it or are about to. An
+    /// upload begins with at most a quarter of the ring and half of the cache behind it (more only
+    /// after recovery or a resize), so the thresholds here leave space to finish at full speed.
+    pub(crate) fn is_upload_urgent(&self) -> bool {
+        let wal = self.wal.stats();
+        self.upload.forced.load(Ordering::Acquire)
+            || self.failure().is_some()
+            || self.log_behind_bytes() >= self.options.upload_bytes
+            || wal.used_bytes >= wal.ring_bytes / 2
+            || self.cache.pinned_bytes() >= self.options.cache_bytes / 4 * 3
+    }
+
+    /// Requests an upload regardless of the thresholds.
+    pub(crate) fn request_upload(&self) {
+        self.upload.forced.store(true, Ordering::Release);
+        self.upload.wanted.notify_one();
+    }
+}
