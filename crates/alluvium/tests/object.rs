@@ -88,6 +88,29 @@ fn intact_objects_are_shown_and_verified() {
     contains(&several, &["name one of them"]);
 }
 
+#[test]
+fn an_object_store_is_probed() {
+    let directory = tempfile::tempdir().unwrap();
+    let probe = |path: &Path| format!("file://{}", text(path));
+    let url = probe(directory.path());
+    contains(
+        &ok(&["object", "probe", "--object-store", &url]),
+        &[text(directory.path()), "creates objects"],
+    );
+    let seen = ok_json(&["object", "probe", "--object-store", &url, "--json"]);
+    assert_eq!(seen["suitable"], true);
+    contains(seen["object_store"].as_str().unwrap(), &[text(directory.path())]);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "the probe has left something");
+    contains(&ok(&["object", "probe", "--object-store", "memory://"]), &["creates objects"]);
+
+    let missing = probe(&directory.path().join("missing"));
+    let said = refused(2, &["object", "probe", "--object-store", &missing]);
+    contains(&said, &["missing", "no such directory"]);
+    assert!(!directory.path().join("missing").exists());
+    let said = refused(2, &["object", "probe", "--object-store", "s3:/bucket"]);
+    contains(&said, &["s3:/bucket"]);
+}
+
 /// Causes are a missing mount and a forgotten option.
 #[test]
 fn a_server_starts_only_with_its_own_object_store() {

@@ -22,6 +22,7 @@
 //! - `shared.rs`: the state that handles and tasks share
 //! - `catalog_state.rs`, `owner.rs`, `ends.rs`, `ends/`, `wake.rs`, `compaction_signal.rs`,
 //!   `object_table.rs`, `health.rs`, `stats.rs`, `numbers.rs`: its parts, and views of them
+//! - `sequence.rs`, `sequence/`: numbered objects, each created once
 //! - `read_ahead.rs`, `objects/`: read-ahead; the object store: requests, retries, local
 //!   directories, cold reads, the disk cache
 //! - `losses.rs`, `fold.rs`, `replay.rs`, `report.rs`: damaged and missing objects; checkpoints;
@@ -77,6 +78,7 @@ mod report;
 mod request_class;
 mod retry;
 mod search;
+pub mod sequence;
 mod shared;
 mod stats;
 mod store;
@@ -94,6 +96,7 @@ pub use error::{FetchError, StoreError};
 pub use faults::{Degraded, Reason};
 pub use fold::{DamagedStreams, Fold};
 pub use losses::LostObjects;
+pub use naming::PROBES_DIRECTORY;
 pub use numbers::UploadFailing;
 pub use object_error::{ErrorKind, ObjectError};
 pub use objects::{

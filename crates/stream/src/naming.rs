@@ -6,6 +6,10 @@ use crate::types::ObjectId;
 
 /// Parent directory of the objects of all stores; each store has its own directory in it.
 pub(crate) const OBJECTS_DIRECTORY: &str = "streams";
+/// Parent directory of the catalogs of all stores.
+pub(crate) const CATALOGS_DIRECTORY: &str = "catalogs";
+/// Parent directory of the objects of [probes](crate::sequence::probe_creates).
+pub const PROBES_DIRECTORY: &str = "probes";
 /// Name of the object that records the owner of a WAL's objects, next to them.
 pub(crate) const OWNER_OBJECT: &str = "owner";
 

@@ -1,5 +1,6 @@
 //! Errors of requests to the object store.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +55,10 @@ pub enum ErrorKind {
     /// The bucket does not exist, or the credentials do not suffice: a retry is useless until that
     /// is changed.
     Refused,
+    /// The object store, or the file system of a directory, does not have this request.
+    Unsupported,
+    /// The object was written by a later version of this program.
+    LaterVersion,
     /// A retry may succeed.
     Failed,
 }
@@ -87,6 +92,10 @@ impl ObjectError {
             }
             _ if denied => ErrorKind::Refused,
             (Error::NotFound { .. }, _) => ErrorKind::NotFound,
+            (Error::NotImplemented { .. }, _) => ErrorKind::Unsupported,
+            _ if text.contains("status code: 501") || has_no_hard_links(error) => {
+                ErrorKind::Unsupported
+            }
             _ => ErrorKind::Failed,
         };
         Self::Store { name: name.into(), reason, kind }
@@ -94,6 +103,10 @@ impl ObjectError {
 
     pub(crate) fn no_response(name: &str, deadline: Duration) -> Self {
         Self::failed(name, format!("no response for {deadline:?}"))
+    }
+
+    pub(crate) fn later_version(name: &str, reason: String) -> Self {
+        Self::Store { name: name.into(), reason, kind: ErrorKind::LaterVersion }
     }
 
     pub(crate) fn failed(name: &str, reason: String) -> Self {
@@ -119,7 +132,11 @@ impl ObjectError {
 
     /// Whether a retry is useless until the bucket or the credentials are changed.
     pub fn is_permanent(&self) -> bool {
-        matches!(self, Self::Store { kind: ErrorKind::Refused, .. })
+        matches!(self, Self::Store { kind: ErrorKind::Refused | ErrorKind::Unsupported, .. })
+    }
+
+    pub(crate) fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Store { kind: ErrorKind::Unsupported, .. })
     }
 
     /// Whether the records in the object are lost: it is damaged or missing. No retry brings them
@@ -145,6 +162,18 @@ fn is_beyond_the_end(error: &Error, text: &str) -> bool {
     let is_generic = matches!(error, Error::Generic { .. });
     is_generic
         && (text.contains("Requested range was invalid") || text.contains("status code: 416"))
+}
+
+/// Whether a create has failed because a file system has no hard links.
+fn has_no_hard_links(error: &Error) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return error.kind() == io::ErrorKind::Unsupported;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// Returns the text of an error and its code. Of a response in XML only code and message are passed

@@ -85,6 +85,7 @@ pub(crate) fn run(
     println!("S3 test with {peer}, seed {seed}");
     let test = Test { peer, seed, binary, tools, directory };
     vec![
+        Case::run("objects are created by one writer each", || test.creates()),
         Case::run("large objects are uploaded in parts, read back, and deleted", || {
             test.passes("large", 384, NetworkState::Healthy)
         }),
@@ -144,6 +145,32 @@ impl Test<'_> {
         let mut client = server.client(&self.tools.endless);
         client.args(["-bootstrap", &server.address(), "-bytes", &(mebibytes << 20).to_string()]);
         client
+    }
+
+    /// Two writers create the same objects; once directly, once through a network that loses
+    /// requests and answers.
+    fn creates(&self) -> Result<(), Error> {
+        let gateway = self.gateway("creates")?;
+        let url = format!("s3://{BUCKET}/{PREFIX}");
+        let probe = ["object", "probe", "--object-store", &url];
+        self.ends(&mut self.tool(&gateway, &probe), 0, &["creates objects atomically"])?;
+        let proxy = Proxy::start(gateway.address, self.seed)?;
+        proxy.set(NetworkState::Faulty);
+        let mut probed = clean(self.binary);
+        probed.args(probe).args(["--timeout", "90s", "--s3-endpoint"]);
+        probed.arg(gateway.endpoint(proxy.address())).envs(CREDENTIALS);
+        self.ends(&mut probed, 0, &["creates objects atomically"])?;
+        println!("{proxy}");
+        if proxy.faults() == 0 {
+            return Err("no request met a fault".into());
+        }
+        if gateway.objects_there()? > 0 {
+            return Err("the probe has left objects".into());
+        }
+        let mut missing = self.tool(&gateway, &["object", "probe"]);
+        missing.args(["--object-store", "s3://missing/prefix"]);
+        self.ends(&mut missing, 2, &["NoSuchBucket"])?;
+        gateway.finish()
     }
 
     /// Writes much more than the log can hold, reads all of it back, and deletes it.

@@ -4,6 +4,7 @@ mod content;
 mod find;
 mod gc;
 mod inspect;
+mod probe;
 mod verify;
 
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ pub(crate) enum ObjectCommand {
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
     Gc(gc::GcArgs),
+    Probe(probe::ProbeArgs),
 }
 
 /// Runs an `object` command.
@@ -36,6 +38,7 @@ pub(crate) fn run(command: ObjectCommand) -> Result<(), Failure> {
     runtime.block_on(async {
         match command {
             ObjectCommand::Gc(args) => gc::run(&args).await,
+            ObjectCommand::Probe(args) => probe::run(&args).await,
             ObjectCommand::Inspect(args) => inspect::run(&args).await,
             ObjectCommand::Verify(args) => verify::run(&args).await,
         }

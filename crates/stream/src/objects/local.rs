@@ -23,7 +23,7 @@ use tokio::sync::Mutex;
 
 use self::root::Root;
 pub use self::root::{MARK, is_marked};
-use crate::naming::{OBJECTS_DIRECTORY, OWNER_OBJECT};
+use crate::naming::{CATALOGS_DIRECTORY, OBJECTS_DIRECTORY, OWNER_OBJECT, PROBES_DIRECTORY};
 
 mod root;
 
@@ -53,11 +53,17 @@ pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
     };
     create_durably(directory).map_err(|error| failed("create", error))?;
     let root = Root::open(directory).map_err(|error| failed("open", error))?;
-    if let Err(error) = remove_left_behind(directory) {
-        tracing::warn!("cannot remove leftover files under {}: {error}", directory.display());
+    for all in [OBJECTS_DIRECTORY, CATALOGS_DIRECTORY, PROBES_DIRECTORY] {
+        let all = directory.join(all);
+        if all.exists()
+            && let Err(error) = remove_left_behind(&all)
+        {
+            tracing::warn!("cannot remove leftover files under {}: {error}", all.display());
+        }
     }
-    let files = LocalFileSystem::new_with_prefix(directory)?.with_fsync(true);
-    Ok(Arc::new(Directory { files: Arc::new(files), root: Arc::new(root) }))
+    let top = directory.canonicalize().map_err(|error| failed("open", error))?;
+    let files = LocalFileSystem::new_with_prefix(&top)?.with_fsync(true);
+    Ok(Arc::new(Directory { files: Arc::new(files), root: Arc::new(root), top }))
 }
 
 /// An object store in a directory that writes multipart objects and deletes objects in steps.
@@ -76,6 +82,8 @@ pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
 struct Directory {
     files: Arc<LocalFileSystem>,
     root: Arc<Root>,
+    /// The directory without symbolic links: the paths of objects begin with it.
+    top: PathBuf,
 }
 
 async fn check(root: Arc<Root>) -> Result<()> {
@@ -101,6 +109,14 @@ impl ObjectStore for Directory {
         let is_owner = overwrites && to.filename() == Some(OWNER_OBJECT);
         let put = self.files.put_opts(to, data.clone(), options).await;
         match put {
+            Ok(_) | Err(object_store::Error::AlreadyExists { .. }) if !overwrites => {
+                // An earlier create may have failed after the name was there, or have been killed.
+                // Then neither the name nor the directories above it are synced yet.
+                let path = self.files.path_to_filesystem(to)?;
+                let parents = parents(&path, &self.top)?;
+                blocking(move || parents.iter().try_for_each(|parent| sync(parent))).await?;
+                put
+            }
             Err(error) if is_owner && is_no_space(&error) => {
                 let path = self.files.path_to_filesystem(to)?;
                 let overwritten = blocking(move || overwrite(&path, &Bytes::from(data))).await;
@@ -176,6 +192,31 @@ impl ObjectStore for Directory {
         check(self.root.clone()).await?;
         self.files.copy_opts(from, to, options).await
     }
+}
+
+/// Returns the directories of an object, from the one that has it up to the object store's.
+fn parents(path: &Path, top: &Path) -> Result<Vec<PathBuf>> {
+    let inside = path.ancestors().skip(1).take_while(|parent| parent.starts_with(top));
+    let parents: Vec<_> = inside.map(Path::to_owned).collect();
+    match parents.last().is_some_and(|last| last == top) {
+        true => Ok(parents),
+        false => Err(object_store::Error::Generic {
+            store: "LocalFileSystem",
+            source: format!("{} is not below {}", path.display(), top.display()).into(),
+        }),
+    }
+}
+
+/// The directories that are synced when an object is created in an object store in `directory`.
+#[cfg(test)]
+pub(crate) fn local_parents(directory: &Path, name: &str) -> Result<Vec<PathBuf>> {
+    let top = directory.canonicalize().unwrap();
+    let files = LocalFileSystem::new_with_prefix(directory)?;
+    parents(&files.path_to_filesystem(&name.into())?, &top)
+}
+
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
 }
 
 /// Whether the disk is full or the quota of this user is used up.
@@ -447,27 +488,21 @@ fn create_durably(directory: &Path) -> io::Result<()> {
 /// Removes files with hidden names that killed processes left behind. Their deletions take a single
 /// step here: no log is waiting yet.
 fn remove_left_behind(directory: &Path) -> io::Result<()> {
-    let all = directory.join(OBJECTS_DIRECTORY);
-    if !all.exists() {
-        return Ok(());
-    }
-    for store in std::fs::read_dir(all)? {
-        let store = store?;
-        if !store.file_type()?.is_dir() {
+    for file in std::fs::read_dir(directory)? {
+        let file = file?;
+        if file.file_type()?.is_dir() {
+            remove_left_behind(&file.path())?;
             continue;
         }
-        for file in std::fs::read_dir(store.path())? {
-            let file = file?;
-            let removed = is_left_behind(&file).and_then(|is| {
-                if is { std::fs::remove_file(file.path()).map(|()| true) } else { Ok(false) }
-            });
-            match removed {
-                Ok(true) => tracing::info!("removed the leftover file {}", file.path().display()),
-                Ok(false) => {}
-                // A running process was removing it.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
+        let removed = is_left_behind(&file).and_then(|is| {
+            if is { std::fs::remove_file(file.path()).map(|()| true) } else { Ok(false) }
+        });
+        match removed {
+            Ok(true) => tracing::info!("removed the leftover file {}", file.path().display()),
+            Ok(false) => {}
+            // A running process was removing it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(())

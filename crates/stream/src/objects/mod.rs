@@ -28,6 +28,8 @@ use crate::request_class::RequestClass;
 pub use counted::Requests;
 pub use disk::DiskCacheStats;
 pub(crate) use flight::FlightGuard;
+#[cfg(test)]
+pub(crate) use local::local_parents;
 pub use local::{MARK, is_marked, local_objects};
 pub use numbers::ReadStats;
 pub(crate) use read::{Deadline, Objects, Part, READ_BYTES};

@@ -1,0 +1,243 @@
+//! Numbered objects, each created once, by the writer that comes first:
+//! `docs/format/sequence.md`.
+//!
+//! - `sealed.rs`: the bytes of an object
+//! - `probe.rs`: whether an object store can have sequences
+//! - `conformance.rs`: what an object store must do, as tests
+
+pub mod conformance;
+mod probe;
+mod sealed;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use tokio::time::Instant;
+
+use crate::object::Damage;
+use crate::object_error::ObjectError;
+use crate::objects::{Request, within};
+use crate::retry::backoff;
+
+pub use probe::{ProbeError, probe_creates};
+pub use sealed::{DecodeError, HEADER_BYTES, MAX_BODY_BYTES, Sealed};
+
+/// The result of a create.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Created {
+    /// The object exists, durably, and is this writer's.
+    Won,
+    /// The number is that of another writer's object.
+    Taken(Sealed),
+}
+
+/// The result of one attempt to create an object.
+enum Attempt {
+    Created(Created),
+    /// The create was answered with "exists", and there is no object.
+    Conflict(ObjectError),
+}
+
+/// The objects below one prefix. Cheap to clone.
+#[derive(Clone)]
+pub struct Sequence {
+    store: Arc<dyn ObjectStore>,
+    prefix: String,
+    retry: (Duration, Duration),
+}
+
+impl Sequence {
+    /// Returns the sequence below `prefix`, which has no slash at its end. `retry` is the first and
+    /// the longest delay between two attempts.
+    pub fn new(store: Arc<dyn ObjectStore>, prefix: String, retry: (Duration, Duration)) -> Self {
+        Self { store, prefix, retry }
+    }
+
+    /// Returns the name of the object with a number.
+    pub fn name(&self, number: u64) -> String {
+        format!("{}/{number:016x}", self.prefix)
+    }
+
+    /// Creates an object, and tries again until the outcome is certain.
+    ///
+    /// # Errors
+    /// The object store refuses the request; or `until` has passed, before which the last attempt
+    /// begins; or what exists under the number cannot be read. The outcome is unknown then: the
+    /// number may get this object at any time, also later. So the writer may only try to create the
+    /// same object again.
+    ///
+    /// # Panics
+    /// If the object cannot be [encoded](Sealed::encode).
+    pub async fn create(&self, object: &Sealed, until: Instant) -> Result<Created, ObjectError> {
+        let name = self.name(object.number);
+        let mut failures = 0;
+        loop {
+            let error = match self.try_create(object).await {
+                Ok(Attempt::Created(created)) => return Ok(created),
+                Ok(Attempt::Conflict(error)) | Err(error) => error,
+            };
+            let wait = backoff(self.retry.0, self.retry.1, failures);
+            if !error.is_temporary() || Instant::now() + wait >= until {
+                return Err(error);
+            }
+            tracing::debug!("cannot create {name}, next attempt in {wait:?}: {error}");
+            failures = failures.saturating_add(1);
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// Sends one create. Only its answer decides, not what a GET finds after a create without an
+    /// answer: that object may not be durable yet.
+    async fn try_create(&self, object: &Sealed) -> Result<Attempt, ObjectError> {
+        let name = self.name(object.number);
+        let path = Path::from(name.as_str());
+        let bytes = object.encode();
+        let payload = PutPayload::from(bytes.clone());
+        let put = async {
+            match self.store.put_opts(&path, payload, PutMode::Create.into()).await {
+                Ok(_) => Ok(None),
+                Err(exists @ object_store::Error::AlreadyExists { .. }) => Ok(Some(exists)),
+                Err(error) => Err(error),
+            }
+        };
+        let Some(exists) = within(Request::Put, &name, put).await? else {
+            return Ok(Attempt::Created(Created::Won));
+        };
+        // The header is enough to recognize the writer's own object: it has a checksum of the body.
+        let header =
+            within(Request::Get, &name, self.store.get_range(&path, 0..HEADER_BYTES as u64));
+        match header.await {
+            Ok(header) if header == bytes[..HEADER_BYTES] => {
+                return Ok(Attempt::Created(Created::Won));
+            }
+            Ok(_) | Err(ObjectError::Damaged { .. }) => {}
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+        match self.get(object.number).await? {
+            Some(found) if found.nonce == object.nonce => {
+                let reason = "it has the nonce of another object".into();
+                Err(ObjectError::damaged(&name, Damage { position: 40, reason }))
+            }
+            Some(found) => Ok(Attempt::Created(Created::Taken(found))),
+            // S3 answers a create that meets another one with 409, with or without an object.
+            None => {
+                let exists = ObjectError::store(&name, &exists).reason();
+                let reason = format!("it is said to exist, and is not found: {exists}");
+                Ok(Attempt::Conflict(ObjectError::failed(&name, reason)))
+            }
+        }
+    }
+
+    /// Reads an object; `None` if there is none with this number.
+    ///
+    /// # Errors
+    /// It cannot be read, is damaged, or is of a later version.
+    pub async fn get(&self, number: u64) -> Result<Option<Sealed>, ObjectError> {
+        let name = self.name(number);
+        let path = Path::from(name.as_str());
+        // One byte more than the longest object of this version; a later one may be longer.
+        let most = (HEADER_BYTES + MAX_BODY_BYTES + 1) as u64;
+        let range = GetRange::Bounded(0..most);
+        let options = GetOptions { range: Some(range), ..GetOptions::default() };
+        let read = async { self.store.get_opts(&path, options).await?.bytes().await };
+        let bytes = match within(Request::Get, &name, read).await {
+            Ok(bytes) => bytes,
+            Err(error) if error.is_not_found() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        match Sealed::decode(number, &bytes) {
+            Ok(object) => Ok(Some(object)),
+            Err(DecodeError::Damaged(damage)) => Err(ObjectError::damaged(&name, damage)),
+            Err(error @ DecodeError::Version(_)) => {
+                Err(ObjectError::later_version(&name, error.to_string()))
+            }
+        }
+    }
+
+    /// Whether there is an object with this number.
+    ///
+    /// # Errors
+    /// The object store cannot be asked.
+    pub async fn exists(&self, number: u64) -> Result<bool, ObjectError> {
+        let name = self.name(number);
+        let path = Path::from(name.as_str());
+        match within(Request::Get, &name, self.store.head(&path)).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the numbers of `from` and above that are listed, in order.
+    ///
+    /// # Errors
+    /// The object store cannot be listed.
+    pub async fn listed(&self, from: u64) -> Result<Vec<u64>, ObjectError> {
+        let prefix = Path::from(self.prefix.as_str());
+        let mut listing = self.store.list(Some(&prefix));
+        let mut numbers = Vec::new();
+        while let Some(found) = within(Request::List, &self.prefix, listing.try_next()).await? {
+            numbers.extend(self.number(found.location.as_ref()).filter(|number| *number >= from));
+        }
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Returns the greatest number of `from` (at least 1) and above; `None` if there is none.
+    ///
+    /// # Errors
+    /// The object store cannot be asked, or a number is missing between the least one that is
+    /// listed and the greatest one.
+    pub async fn last(&self, from: u64) -> Result<Option<u64>, ObjectError> {
+        let mut last = None;
+        for number in self.listed(from).await? {
+            let mut next = last.map_or(number, |last| last + 1);
+            // Objects that were created after their names were passed in the listing.
+            while next < number && self.exists(next).await? {
+                next += 1;
+            }
+            if next < number {
+                let reason = format!("it is missing, and number {number} exists");
+                return Err(ObjectError::damaged(&self.name(next), Damage { position: 0, reason }));
+            }
+            last = Some(number);
+        }
+        let mut next = last.map_or(from, |last| last + 1);
+        while self.exists(next).await? {
+            last = Some(next);
+            next += 1;
+        }
+        Ok(last)
+    }
+
+    /// Deletes objects; those that do not exist count as deleted. In a local directory a power cut
+    /// may bring them back, whole or truncated.
+    ///
+    /// # Errors
+    /// One of them cannot be deleted; those before it are.
+    pub async fn delete(&self, numbers: impl IntoIterator<Item = u64>) -> Result<(), ObjectError> {
+        for number in numbers {
+            let name = self.name(number);
+            let path = Path::from(name.as_str());
+            match within(Request::Delete, &name, self.store.delete(&path)).await {
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The number in the name of an object of this sequence.
+    fn number(&self, name: &str) -> Option<u64> {
+        let number = name.strip_prefix(&self.prefix)?.strip_prefix('/')?;
+        let number = u64::from_str_radix(number, 16).ok()?;
+        (self.name(number) == name && (1..1 << 63).contains(&number)).then_some(number)
+    }
+}
+
+#[cfg(test)]
+mod tests;
