@@ -30,6 +30,7 @@
 //! - `cache.rs`, `tail.rs`, `tail/`, `range.rs`: the byte limit over all tails; a stream's tail;
 //!   its part in an object
 //! - `options.rs`, `background.rs`, `error.rs`: options; low-priority threads; errors
+//! - `chain.rs`, `chain/`: the bytes of the catalog in the object store, in development
 //! - `catalog.rs`, `catalog/`: the trait, `redb`, an implementation in memory, their conformance
 //!   suite
 //! - `object_error.rs`, `record.rs`, `object.rs`: errors of the object store; the bytes of WAL
@@ -46,6 +47,7 @@ mod budget;
 mod cache;
 pub mod catalog;
 mod catalog_state;
+pub mod chain;
 mod clock;
 mod commit;
 mod compact;

@@ -1,0 +1,229 @@
+//! Numbers of variable length and byte strings. `docs/format/chain.md`.
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use crate::object::Damage;
+
+/// Most bytes of a number of variable length.
+const MAX_VARINT_BYTES: usize = 10;
+
+/// Appends fields.
+#[derive(Default)]
+pub(super) struct Writer(Vec<u8>);
+
+impl Writer {
+    pub(super) fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    pub(super) fn u32(&mut self, value: u32) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub(super) fn u64(&mut self, value: u64) {
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    pub(super) fn uuid(&mut self, id: Uuid) {
+        self.0.extend_from_slice(id.as_bytes());
+    }
+
+    pub(super) fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    pub(super) fn signed(&mut self, value: i64) {
+        self.varint((value.cast_unsigned() << 1) ^ (value >> 63).cast_unsigned());
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.varint(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub(super) fn finish(self) -> Vec<u8> {
+        self.0
+    }
+}
+
+/// Takes fields. Each error names the position.
+pub(super) struct Reader<'a> {
+    bytes: &'a Bytes,
+    at: usize,
+}
+
+type Result<T> = std::result::Result<T, Damage>;
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a Bytes) -> Self {
+        Self { bytes, at: 0 }
+    }
+
+    /// Returns an error at the current position.
+    pub(super) fn invalid<T>(&self, reason: impl Into<String>) -> Result<T> {
+        Err(Damage { position: self.at as u64, reason: reason.into() })
+    }
+
+    /// Takes this number of bytes.
+    fn take(&mut self, count: usize) -> Result<Bytes> {
+        match self.at.checked_add(count).filter(|end| *end <= self.bytes.len()) {
+            Some(end) => {
+                let taken = self.bytes.slice(self.at..end);
+                self.at = end;
+                Ok(taken)
+            }
+            None => self.invalid("the body ends inside a field"),
+        }
+    }
+
+    pub(super) fn u8(&mut self) -> Result<u8> {
+        Ok(self.take(1)?[0])
+    }
+
+    pub(super) fn u32(&mut self) -> Result<u32> {
+        Ok(u32::from_le_bytes(self.take(4)?[..].try_into().expect("4 bytes")))
+    }
+
+    pub(super) fn u64(&mut self) -> Result<u64> {
+        Ok(u64::from_le_bytes(self.take(8)?[..].try_into().expect("8 bytes")))
+    }
+
+    pub(super) fn uuid(&mut self) -> Result<Uuid> {
+        Ok(Uuid::from_slice(&self.take(16)?).expect("16 bytes"))
+    }
+
+    pub(super) fn varint(&mut self) -> Result<u64> {
+        let mut value = 0;
+        for at in 0..MAX_VARINT_BYTES {
+            let byte = self.u8()?;
+            let part = u64::from(byte & 0x7f);
+            let shift = 7 * at as u32;
+            if (part << shift) >> shift != part {
+                return self.invalid("a number has more than 64 bits");
+            }
+            value |= part << shift;
+            if byte & 0x80 == 0 {
+                if byte == 0 && at > 0 {
+                    return self.invalid("a number is not in its shortest form");
+                }
+                return Ok(value);
+            }
+        }
+        self.invalid("a number has more than 64 bits")
+    }
+
+    pub(super) fn signed(&mut self) -> Result<i64> {
+        let value = self.varint()?;
+        Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
+    }
+
+    /// Takes a number and adds it to `base`.
+    pub(super) fn above(&mut self, base: u64) -> Result<u64> {
+        let difference = self.varint()?;
+        match base.checked_add(difference) {
+            Some(sum) => Ok(sum),
+            None => self.invalid("a sum has more than 64 bits"),
+        }
+    }
+
+    /// Takes the number of elements that follow, each of which has at least one byte.
+    pub(super) fn count(&mut self) -> Result<usize> {
+        let count = self.varint()?;
+        let left = self.bytes.len() - self.at;
+        match usize::try_from(count).ok().filter(|count| *count <= left) {
+            Some(count) => Ok(count),
+            None => self.invalid(format!("{count} elements in {left} bytes")),
+        }
+    }
+
+    pub(super) fn bytes(&mut self) -> Result<Bytes> {
+        let length = self.count()?;
+        self.take(length)
+    }
+
+    pub(super) fn text(&mut self) -> Result<String> {
+        let bytes = self.bytes()?;
+        match std::str::from_utf8(&bytes) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(_) => self.invalid("a key is not UTF-8"),
+        }
+    }
+
+    /// Checks that no byte is left.
+    pub(super) fn end(&self) -> Result<()> {
+        match self.bytes.len() - self.at {
+            0 => Ok(()),
+            left => self.invalid(format!("{left} bytes behind the last field")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn written(write: impl FnOnce(&mut Writer)) -> Bytes {
+        let mut writer = Writer::default();
+        write(&mut writer);
+        writer.finish().into()
+    }
+
+    #[test]
+    fn numbers_have_the_bytes_of_the_document() {
+        for (value, bytes) in [
+            (0, &[0][..]),
+            (0x7f, &[0x7f]),
+            (0x80, &[0x80, 1]),
+            (300, &[0xac, 2]),
+            (u64::MAX, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1]),
+        ] {
+            assert_eq!(written(|writer| writer.varint(value)), bytes);
+        }
+        for (value, bytes) in [(0, &[0][..]), (-1, &[1]), (1, &[2]), (-2, &[3]), (64, &[0x80, 1])] {
+            assert_eq!(written(|writer| writer.signed(value)), bytes);
+        }
+    }
+
+    #[test]
+    fn other_forms_of_numbers_are_refused() {
+        for bytes in [
+            &[0x80, 0][..],
+            &[0xff],
+            &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2],
+            &[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1],
+        ] {
+            let bytes = Bytes::copy_from_slice(bytes);
+            assert!(Reader::new(&bytes).varint().is_err(), "{bytes:?}");
+        }
+        let two = written(|writer| writer.varint(2));
+        assert!(Reader::new(&two).above(u64::MAX - 1).is_err());
+        assert!(Reader::new(&two).bytes().is_err(), "more bytes than there are");
+        assert!(Reader::new(&two).end().is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(
+            (unsigned, signed) in any::<(u64, i64)>(),
+            bytes in proptest::collection::vec(any::<u8>(), 0..300),
+        ) {
+            let all = written(|writer| {
+                writer.varint(unsigned);
+                writer.signed(signed);
+                writer.bytes(&bytes);
+            });
+            let mut reader = Reader::new(&all);
+            prop_assert_eq!(reader.varint().unwrap(), unsigned);
+            prop_assert_eq!(reader.signed().unwrap(), signed);
+            prop_assert_eq!(reader.bytes().unwrap(), bytes);
+            reader.end().unwrap();
+        }
+    }
+}
