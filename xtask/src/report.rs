@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::exec::follow_go;
 
 /// The outcome of one test.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -236,6 +237,22 @@ const GO_MESSAGES: usize = 4;
 const GO_CRASHES: [&str; 4] = ["panic: ", "fatal error: ", "SIGSEGV: ", "SIGABRT: "];
 
 impl GoTests {
+    /// The flag of `go test`, or of a compiled test, with which the result of a part is printed
+    /// when the part ends. With `-v` alone it is printed when the whole test ends, so that a part
+    /// that hangs hides the results of the others.
+    pub(crate) const VERBOSE: &str = "-test.v=test2json";
+
+    /// Runs tests with [`Self::VERBOSE`] among their arguments.
+    pub(crate) fn run(
+        command: &mut Command,
+        limit: Duration,
+        name: &str,
+    ) -> Result<Vec<Case>, Error> {
+        let mut tests = Self::default();
+        let status = follow_go(command, limit, |line| tests.line(line))?;
+        Ok(tests.finish(name, status))
+    }
+
     pub(crate) fn line(&mut self, line: &str) {
         if let Some((word, name)) = line.strip_prefix("=== ").and_then(|rest| rest.split_once(' '))
         {

@@ -388,10 +388,8 @@ impl Bench<'_> {
         let go = setup::go(self.root)?;
         self.with_server("go", |server| {
             let mut go = go.command(|program| server.client(program));
-            go.args(["test", "-count=1", "-v", "-timeout", "10m", "."]);
-            let mut tests = GoTests::default();
-            let status = follow(&mut go, LIMIT, |line| tests.line(line))?;
-            Ok(tests.finish("go test", status))
+            go.args(["test", "-count=1", GoTests::VERBOSE, "-timeout", "10m", "."]);
+            GoTests::run(&mut go, LIMIT, "go test")
         })
     }
 

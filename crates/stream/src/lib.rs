@@ -36,9 +36,9 @@
 //! - `object_error.rs`, `record.rs`, `object.rs`: errors of the object store; the bytes of WAL
 //!   records and of objects
 //! - `faults.rs`, `bandwidth.rs`, `request_class.rs`, `budget.rs`, `naming.rs`, `retry.rs`,
-//!   `clock.rs`, `panics.rs`, `types.rs`: reported faults; precedence on the way to the object
-//!   store; classes of requests; the byte limit of a fetch; names of objects; delays; the wall
-//!   clock; panics as errors; positions
+//!   `clock.rs`, `panics.rs`, `fields.rs`, `types.rs`: reported faults; precedence on the way to
+//!   the object store; classes of requests; the byte limit of a fetch; names of objects; delays;
+//!   the wall clock; panics as errors; integers in bytes; positions
 #![forbid(unsafe_code)]
 
 mod background;
@@ -55,6 +55,7 @@ mod compaction_signal;
 mod ends;
 mod error;
 mod faults;
+mod fields;
 mod fold;
 mod health;
 mod losses;

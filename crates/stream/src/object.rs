@@ -6,6 +6,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use object_store::PutPayload;
 use uuid::Uuid;
 
+use crate::fields::{u32_at, u64_at};
 use crate::types::{Batch, StreamId, StreamOffset};
 
 const HEADER_MAGIC: [u8; 8] = *b"ALLUVOBJ";
@@ -246,14 +247,6 @@ impl Encoder {
 /// itself.
 fn header_crc(magic_and_version: &[u8], nonce: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(magic_and_version), nonce)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
 /// Decodes the blocks of an object from the bytes of its index at `position`. Verifies the

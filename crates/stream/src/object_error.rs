@@ -93,9 +93,9 @@ impl ObjectError {
             _ if denied => ErrorKind::Refused,
             (Error::NotFound { .. }, _) => ErrorKind::NotFound,
             (Error::NotImplemented { .. }, _) => ErrorKind::Unsupported,
-            _ if text.contains("status code: 501") || has_no_hard_links(error) => {
-                ErrorKind::Unsupported
-            }
+            // As of a file system without hard links.
+            _ if io_kind(error) == Some(io::ErrorKind::Unsupported) => ErrorKind::Unsupported,
+            _ if text.contains("status code: 501") => ErrorKind::Unsupported,
             _ => ErrorKind::Failed,
         };
         Self::Store { name: name.into(), reason, kind }
@@ -130,7 +130,8 @@ impl ObjectError {
         matches!(self, Self::Store { kind: ErrorKind::Failed, .. })
     }
 
-    /// Whether a retry is useless until the bucket or the credentials are changed.
+    /// Whether a retry is useless until the object store, the bucket or the credentials are
+    /// changed.
     pub fn is_permanent(&self) -> bool {
         matches!(self, Self::Store { kind: ErrorKind::Refused | ErrorKind::Unsupported, .. })
     }
@@ -164,16 +165,25 @@ fn is_beyond_the_end(error: &Error, text: &str) -> bool {
         && (text.contains("Requested range was invalid") || text.contains("status code: 416"))
 }
 
-/// Whether a create has failed because a file system has no hard links.
-fn has_no_hard_links(error: &Error) -> bool {
+/// Returns the kind of the I/O error that has caused an error, if one has.
+pub(crate) fn io_kind(error: &Error) -> Option<io::ErrorKind> {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<io::Error>() {
-            return error.kind() == io::ErrorKind::Unsupported;
+            return Some(error.kind());
         }
         cause = error.source();
     }
-    false
+    None
+}
+
+/// Returns the answer to a request about an object; `None` if there is no such object.
+pub(crate) fn found<T>(answer: Result<T, ObjectError>) -> Result<Option<T>, ObjectError> {
+    match answer {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns the text of an error and its code. Of a response in XML only code and message are passed

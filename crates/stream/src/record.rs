@@ -5,6 +5,7 @@ use bytes::Bytes;
 
 use alluvium_wal::LogOffset;
 
+use crate::fields::{u32_at, u64_at};
 use crate::types::{Batch, StreamId, StreamOffset};
 
 /// The first version: a header without its own checksum, and batches only.
@@ -102,14 +103,6 @@ pub(crate) struct Remains {
     pub(crate) record: Identified,
     /// The length of the whole record in the WAL.
     pub(crate) record_bytes: u64,
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
 }
 
 /// Returns the length of an entry in a list of this kind.

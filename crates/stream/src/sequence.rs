@@ -18,11 +18,12 @@ use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, P
 use tokio::time::Instant;
 
 use crate::object::Damage;
-use crate::object_error::ObjectError;
-use crate::objects::{Request, within};
+use crate::object_error::{ObjectError, found};
+use crate::objects::{Request, delete_object, object_size, within};
 use crate::retry::backoff;
 
 pub use probe::{ProbeError, probe_creates};
+use sealed::NUMBERS;
 pub use sealed::{DecodeError, HEADER_BYTES, MAX_BODY_BYTES, Sealed};
 
 /// The result of a create.
@@ -109,12 +110,11 @@ impl Sequence {
         // The header is enough to recognize the writer's own object: it has a checksum of the body.
         let header =
             within(Request::Get, &name, self.store.get_range(&path, 0..HEADER_BYTES as u64));
-        match header.await {
-            Ok(header) if header == bytes[..HEADER_BYTES] => {
+        match found(header.await) {
+            Ok(Some(header)) if header == bytes[..HEADER_BYTES] => {
                 return Ok(Attempt::Created(Created::Won));
             }
             Ok(_) | Err(ObjectError::Damaged { .. }) => {}
-            Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error),
         }
         match self.get(object.number).await? {
@@ -144,10 +144,8 @@ impl Sequence {
         let range = GetRange::Bounded(0..most);
         let options = GetOptions { range: Some(range), ..GetOptions::default() };
         let read = async { self.store.get_opts(&path, options).await?.bytes().await };
-        let bytes = match within(Request::Get, &name, read).await {
-            Ok(bytes) => bytes,
-            Err(error) if error.is_not_found() => return Ok(None),
-            Err(error) => return Err(error),
+        let Some(bytes) = found(within(Request::Get, &name, read).await)? else {
+            return Ok(None);
         };
         match Sealed::decode(number, &bytes) {
             Ok(object) => Ok(Some(object)),
@@ -163,13 +161,7 @@ impl Sequence {
     /// # Errors
     /// The object store cannot be asked.
     pub async fn exists(&self, number: u64) -> Result<bool, ObjectError> {
-        let name = self.name(number);
-        let path = Path::from(name.as_str());
-        match within(Request::Get, &name, self.store.head(&path)).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_not_found() => Ok(false),
-            Err(error) => Err(error),
-        }
+        Ok(object_size(&*self.store, &self.name(number).into()).await?.is_some())
     }
 
     /// Returns the numbers of `from` and above that are listed, in order.
@@ -221,12 +213,7 @@ impl Sequence {
     /// One of them cannot be deleted; those before it are.
     pub async fn delete(&self, numbers: impl IntoIterator<Item = u64>) -> Result<(), ObjectError> {
         for number in numbers {
-            let name = self.name(number);
-            let path = Path::from(name.as_str());
-            match within(Request::Delete, &name, self.store.delete(&path)).await {
-                Err(error) if !error.is_not_found() => return Err(error),
-                _ => {}
-            }
+            delete_object(&*self.store, &self.name(number)).await?;
         }
         Ok(())
     }
@@ -235,7 +222,7 @@ impl Sequence {
     fn number(&self, name: &str) -> Option<u64> {
         let number = name.strip_prefix(&self.prefix)?.strip_prefix('/')?;
         let number = u64::from_str_radix(number, 16).ok()?;
-        (self.name(number) == name && (1..1 << 63).contains(&number)).then_some(number)
+        (self.name(number) == name && NUMBERS.contains(&number)).then_some(number)
     }
 }
 

@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::peer::{Peer, SCRAM_USER, Setup};
-use super::{Compat, NEW_GROUPS, Which, go_tests};
+use super::{Compat, NEW_GROUPS, Which};
 use crate::Error;
-use crate::report::{Case, ENDLESS, Outcome};
+use crate::report::{Case, ENDLESS, GoTests, Outcome};
 use crate::setup::{self, GoTest, Missing};
 
 /// Far above what they take, which is mostly waiting. The tests give up a minute earlier and then
@@ -66,8 +66,8 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             Which::Alluvium => &[],
             Which::Kafka => &READ_AT_ONCE,
         };
-        let asking = asking.iter().map(String::as_str).collect::<Vec<_>>().join("|");
-        let mut cases = pass(peer, directory, &tests, &asking, without, "classic")?;
+        let names = asking.join("|");
+        let mut cases = pass(peer, directory, &tests, &names, without, "classic")?;
         for (name, fault) in MAY_HANG {
             let ended = retried(name, fault, || {
                 let mut command = command(peer, directory, &tests, "classic");
@@ -144,8 +144,8 @@ fn command(peer: &Peer, directory: &Path, tests: &GoTest, protocol: &str) -> Com
 /// shorter one, and then print which of them have not finished.
 fn limited(command: &mut Command, limit: Duration, name: &str) -> Result<Vec<Case>, Error> {
     let own = limit.saturating_sub(Duration::from_secs(60)).max(limit * 2 / 3);
-    command.args(["-test.timeout", &format!("{}s", own.as_secs())]);
-    go_tests(command, limit, name)
+    command.args([GoTests::VERBOSE, "-test.timeout", &format!("{}s", own.as_secs())]);
+    GoTests::run(command, limit, name)
 }
 
 /// Returns the cases of a test that may hang because of a fault of its own: those of a second

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use super::Compat;
 use super::peer::SCRAM_USER;
-use super::{Compat, go_tests};
-use crate::report::Case;
+use crate::report::{Case, GoTests};
 use crate::setup::{self, Missing};
 
 /// Far above what they take: the tests give up a minute earlier and then print which have not
@@ -20,7 +20,7 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let tests = setup::kgo_tests(compat.root)?;
     compat.with_peer("franz-go", 1, |peer, _| {
         let mut command = peer.client(&tests.program);
-        command.current_dir(&tests.package).args(["-test.timeout", "10m"]);
+        command.current_dir(&tests.package).args([GoTests::VERBOSE, "-test.timeout", "10m"]);
         command.env("KGO_SEEDS", peer.address()).env("KGO_TEST_RF", "1");
         let records = if compat.short { RECORDS_SHORT } else { RECORDS };
         command.env("KGO_TEST_RECORDS", records.to_string()).env("KGO_LOG_LEVEL", "none");
@@ -29,6 +29,6 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
             command.env("KGO_TEST_SCRAM_SEEDS", address.to_string());
             command.env("KGO_TEST_SCRAM", format!("{user}:{password}"));
         }
-        go_tests(&mut command, LIMIT, "kgo")
+        GoTests::run(&mut command, LIMIT, "kgo")
     })
 }

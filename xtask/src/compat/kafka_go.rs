@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::peer::Setup;
-use super::{Compat, Which, go_tests};
-use crate::report::Case;
+use super::{Compat, Which};
+use crate::report::{Case, GoTests};
 use crate::setup::{self, Missing};
 
 /// Above what they take; the tests give up a minute earlier and then print which have not finished.
@@ -82,8 +82,8 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
                 // one of the tests of Go's package `nettest`.
                 command.env("KAFKA_SKIP_NETTEST", "1");
             }
-            command.args(["-test.timeout", "10m", "-test.skip", &skip]);
-            cases.extend(go_tests(&mut command, LIMIT, "kafka-go")?);
+            command.args([GoTests::VERBOSE, "-test.timeout", "10m", "-test.skip", &skip]);
+            cases.extend(GoTests::run(&mut command, LIMIT, "kafka-go")?);
         }
         Ok(cases)
     })

@@ -17,13 +17,10 @@ mod security;
 mod tools;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use crate::exec::follow_go;
-use crate::report::{Case, GoTests, Report};
+use crate::report::{Case, Report};
 use crate::server::binary;
 use crate::setup::{self, Missing};
 use crate::suites::skip_if_missing;
@@ -115,16 +112,6 @@ impl Suite {
             Self::Apps => "apps",
         }
     }
-}
-
-/// Runs a compiled Go test.
-fn go_tests(command: &mut Command, limit: Duration, name: &str) -> Result<Vec<Case>, Error> {
-    // The result of a part is printed when it ends. With `-test.v` alone it is printed when the
-    // whole test ends, so that a part that hangs hides the results of the others.
-    command.arg("-test.v=test2json");
-    let mut tests = GoTests::default();
-    let status = follow_go(command, limit, |line| tests.line(line))?;
-    Ok(tests.finish(name, status))
 }
 
 /// The names of all suites, for `cargo xtask compat NAME`.

@@ -7,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::Compat;
 use super::peer::Setup;
-use super::{Compat, go_tests};
 use crate::Error;
-use crate::report::Case;
+use crate::report::{Case, GoTests};
 use crate::server::free_address;
 use crate::setup::{self, Missing};
 
@@ -43,10 +43,10 @@ pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
         let mut command = peer.client(&tests.program);
         command.current_dir(&tests.package).env("KAFKA_VERSION", KAFKA_VERSION);
         command.env("TOXIPROXY_ADDR", format!("http://{}", proxy.address));
-        command.args(["-test.timeout", "13m", "-test.run"]);
+        command.args([GoTests::VERBOSE, "-test.timeout", "13m", "-test.run"]);
         // The other tests in these files test the client alone.
         command.arg(functional(&tests.package)?);
-        go_tests(&mut command, LIMIT, "sarama")
+        GoTests::run(&mut command, LIMIT, "sarama")
     })
 }
 

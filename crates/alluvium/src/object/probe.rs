@@ -15,7 +15,7 @@ use crate::units::Span;
 
 /// A test that takes longer shows its progress.
 const QUIET: Duration = Duration::from_secs(2);
-/// Time that a request may take which began before the timeout.
+/// Time that a request gets which began before the timeout.
 const LAST_REQUEST: Duration = Duration::from_secs(15);
 
 /// Test whether an object store creates objects atomically: of several writers that create one
@@ -76,7 +76,6 @@ pub(super) async fn run(args: &ProbeArgs) -> Result<(), Failure> {
     };
     let until = began + args.timeout.0;
     let probing = probe_creates(&store, PROBES_DIRECTORY, until, &mut progress);
-    // A request that has begun before ends within its own deadline.
     let probed = tokio::time::timeout_at(until + LAST_REQUEST, probing).await;
     if let Some(path) = directory {
         // Fails if another probe is using it.

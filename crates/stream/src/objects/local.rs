@@ -24,6 +24,7 @@ use tokio::sync::Mutex;
 use self::root::Root;
 pub use self::root::{MARK, is_marked};
 use crate::naming::{CATALOGS_DIRECTORY, OBJECTS_DIRECTORY, OWNER_OBJECT, PROBES_DIRECTORY};
+use crate::object_error::io_kind;
 
 mod root;
 
@@ -221,15 +222,7 @@ fn sync(directory: &Path) -> io::Result<()> {
 
 /// Whether the disk is full or the quota of this user is used up.
 fn is_no_space(error: &object_store::Error) -> bool {
-    use io::ErrorKind::{QuotaExceeded, StorageFull};
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return matches!(error.kind(), StorageFull | QuotaExceeded);
-        }
-        cause = error.source();
-    }
-    false
+    matches!(io_kind(error), Some(io::ErrorKind::QuotaExceeded | io::ErrorKind::StorageFull))
 }
 
 /// Overwrites the owner object in place, within its block: deleting objects must succeed on a full
@@ -482,7 +475,7 @@ fn create_durably(directory: &Path) -> io::Result<()> {
         }
     }
     let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+    sync(parent.unwrap_or(Path::new(".")))
 }
 
 /// Removes files with hidden names that killed processes left behind. Their deletions take a single

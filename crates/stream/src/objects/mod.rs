@@ -35,6 +35,7 @@ pub use numbers::ReadStats;
 pub(crate) use read::{Deadline, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};
 pub use survey::{Mismatch, Orphan, Survey, survey};
+pub(crate) use whole::delete_object;
 pub use whole::{StoredObject, list_objects, object_size};
 pub(crate) use write::Writer;
 

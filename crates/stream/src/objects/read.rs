@@ -9,7 +9,7 @@ use std::ops;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStore;
 use quick_cache::sync::{Cache, DefaultLifecycle};
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -18,7 +18,8 @@ use super::counted::CountedStores;
 use super::disk::{DiskCache, DiskCacheStats};
 use super::flight::{Flight, FlightGuard, Flights, UnderWay};
 use super::numbers::{Ahead, ReadNumbers, ReadStats};
-use super::{Request, Requests, StoreHandle, within};
+use super::whole::delete_object;
+use super::{Requests, StoreHandle};
 use crate::background::Background;
 use crate::bandwidth::Bandwidth;
 use crate::budget::Budget;
@@ -226,12 +227,7 @@ impl Objects {
 
     /// Deletes an object; a missing one counts as deleted.
     pub(crate) async fn delete(&self, name: &str) -> Result<(), ObjectError> {
-        let path = name.into();
-        let deleted = self.store(RequestClass::CleanUp).delete(&path);
-        match within(Request::Delete, name, deleted).await {
-            Err(error) if !error.is_not_found() => Err(error),
-            _ => Ok(()),
-        }
+        delete_object(self.store(RequestClass::CleanUp), name).await
     }
 
     /// Returns the blocks of `stream`, in offset order.

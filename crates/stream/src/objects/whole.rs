@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Request, within};
 use crate::object::{self, Block, Damage, FOOTER_BYTES, HEADER_BYTES};
-use crate::object_error::ObjectError;
+use crate::object_error::{ObjectError, found};
 
 /// One GET fetches neighbouring blocks up to this size.
 const SPAN_BYTES: u64 = 4 << 20;
@@ -162,11 +162,13 @@ pub async fn object_size(
     store: &dyn ObjectStore,
     location: &Path,
 ) -> Result<Option<u64>, ObjectError> {
-    match within(Request::Get, location.as_ref(), store.head(location)).await {
-        Ok(meta) => Ok(Some(meta.size)),
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(error) => Err(error),
-    }
+    let head = within(Request::Get, location.as_ref(), store.head(location)).await;
+    Ok(found(head)?.map(|meta| meta.size))
+}
+
+/// Deletes an object; a missing one counts as deleted.
+pub(crate) async fn delete_object(store: &dyn ObjectStore, name: &str) -> Result<(), ObjectError> {
+    found(within(Request::Delete, name, store.delete(&name.into())).await).map(drop)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use object_store::{ObjectStoreExt, PutPayload};
 
 use super::{Claim, MAX_BYTES, Standing, encode};
 use crate::naming::{OWNER_OBJECT, object_prefix};
-use crate::object_error::ObjectError;
+use crate::object_error::{ObjectError, found};
 use crate::objects::{Request, object_size, probe_objects, within};
 use crate::request_class::RequestClass;
 use crate::shared::Shared;
@@ -96,17 +96,13 @@ async fn claim_objects(shared: &Shared, needed: u64) -> Result<bool, ObjectError
 
 async fn read(shared: &Shared, name: &str) -> Result<Option<Claim>, ObjectError> {
     let claim = within(Request::Get, name, async {
-        let found = shared.objects.store(RequestClass::CleanUp).get(&name.into()).await?;
-        if found.meta.size > MAX_BYTES {
-            return Err(unreadable(&format!("it has {} bytes", found.meta.size)));
+        let got = shared.objects.store(RequestClass::CleanUp).get(&name.into()).await?;
+        if got.meta.size > MAX_BYTES {
+            return Err(unreadable(&format!("it has {} bytes", got.meta.size)));
         }
-        serde_json::from_slice(&found.bytes().await?)
-            .map_err(|error| unreadable(&error.to_string()))
+        serde_json::from_slice(&got.bytes().await?).map_err(|error| unreadable(&error.to_string()))
     });
-    match claim.await {
-        Err(error) if error.is_not_found() => Ok(None),
-        claim => claim.map(Some),
-    }
+    found(claim.await)
 }
 
 /// Checks that this is the same object store as before. Called if this run has not claimed the

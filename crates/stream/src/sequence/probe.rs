@@ -14,11 +14,10 @@ use crate::object_error::ObjectError;
 
 /// Number of rounds. Servers that have the fault show it in most of them.
 const ROUNDS: u64 = 16;
-/// Delays between attempts.
-const RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(2));
-
 /// Rounds that may be repeated, because a request was not answered or the result is not certain.
 const REPEATED: u64 = 8;
+/// Delay between two attempts.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Why an object store cannot have sequences.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -50,7 +49,7 @@ pub async fn probe_creates(
     until: Instant,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ProbeError> {
-    let sequence = Sequence::new(store.clone(), prefix.to_owned(), RETRY);
+    let sequence = Sequence::new(store.clone(), prefix.to_owned(), (PAUSE, PAUSE));
     // Two probes at the same time do not meet. Names of earlier ones are not used again, since an
     // object store may answer with what it remembers of them.
     let first = (Uuid::new_v4().as_u64_pair().1 >> 2) + 1;
@@ -101,8 +100,8 @@ async fn create(
     loop {
         match sequence.try_create(object).await {
             Ok(Attempt::Created(created)) => return Ok(Ok(created)),
-            Ok(Attempt::Conflict(_)) if Instant::now() + RETRY.0 < until => {
-                tokio::time::sleep(RETRY.0).await;
+            Ok(Attempt::Conflict(_)) if Instant::now() + PAUSE < until => {
+                tokio::time::sleep(PAUSE).await;
             }
             Ok(Attempt::Conflict(error)) => return Ok(Err(error)),
             Err(error) if error.is_temporary() => return Ok(Err(error)),
@@ -121,8 +120,8 @@ async fn answered<T>(
 ) -> Result<T, ObjectError> {
     loop {
         match request().await {
-            Err(error) if error.is_temporary() && Instant::now() + RETRY.0 < until => {
-                tokio::time::sleep(RETRY.0).await;
+            Err(error) if error.is_temporary() && Instant::now() + PAUSE < until => {
+                tokio::time::sleep(PAUSE).await;
             }
             answer => return answer,
         }

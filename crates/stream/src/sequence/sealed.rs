@@ -1,13 +1,19 @@
 //! The bytes of a numbered object. `docs/format/sequence.md`, section 3.
 
+use std::ops::Range;
+
 use bytes::{BufMut, Bytes, BytesMut};
 use uuid::Uuid;
 
+use crate::fields::{u32_at, u64_at};
 use crate::object::Damage;
 
 const MAGIC: [u8; 8] = *b"ALLUVSEQ";
 /// The format version that is written and read.
 const VERSION: u32 = 1;
+
+/// The numbers of objects.
+pub(super) const NUMBERS: Range<u64> = 1..1 << 63;
 
 /// Length of the header.
 pub const HEADER_BYTES: usize = 64;
@@ -68,7 +74,7 @@ impl Sealed {
     /// # Panics
     /// If the body is longer than [`MAX_BODY_BYTES`], or the number is not valid.
     pub fn encode(&self) -> Bytes {
-        assert!((1..1 << 63).contains(&self.number), "number {}", self.number);
+        assert!(NUMBERS.contains(&self.number), "number {}", self.number);
         assert!(self.body.len() <= MAX_BODY_BYTES, "a body of {} bytes", self.body.len());
         let mut header = BytesMut::with_capacity(HEADER_BYTES + self.body.len());
         header.put_slice(&MAGIC);
@@ -144,14 +150,6 @@ fn header_crc(header: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&header[..CRC_AT]), &header[KIND_AT..HEADER_BYTES])
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -216,7 +214,7 @@ mod tests {
         #[test]
         fn what_was_encoded_is_decoded(
             (kind, flags, term) in any::<(u16, u16, u32)>(),
-            number in 1u64..1 << 63,
+            number in NUMBERS,
             (nonce, previous) in any::<(u128, u64)>(),
             body in proptest::collection::vec(any::<u8>(), 0..300),
         ) {

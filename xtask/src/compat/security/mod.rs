@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use super::Compat;
 use crate::Error;
-use crate::exec::follow;
 use crate::report::{Case, GoTests};
 use crate::server::{Config, Objects, Server, free_address};
 use crate::setup::{self, Missing};
@@ -303,10 +302,9 @@ impl Environment {
     /// Runs the franz-go tests whose names contain `filter`.
     fn go(&self, go: &setup::Go, filter: &str) -> Result<Vec<Case>, Error> {
         let mut go = go.command(|program| self.client(program));
-        go.args(["test", "-count=1", "-v", "-timeout", "5m", "-run", filter, "./security"]);
-        let mut tests = GoTests::default();
-        let status = follow(&mut go, LIMIT, |line| tests.line(line))?;
-        let cases = tests.finish("go test", status);
+        go.args(["test", "-count=1", GoTests::VERBOSE, "-timeout", "5m"]);
+        go.args(["-run", filter, "./security"]);
+        let cases = GoTests::run(&mut go, LIMIT, "go test")?;
         match cases.is_empty() {
             true => Err(format!("no test matches {filter}").into()),
             false => Ok(cases),

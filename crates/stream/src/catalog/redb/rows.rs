@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use super::Failure;
 use crate::catalog::{Incarnation, ObjectInfo, ObjectRange, StreamRow};
+use crate::fields::u64_at;
 use crate::types::{ObjectId, StreamEpoch, StreamOffset};
 
 /// From before there were epochs.
@@ -102,10 +103,6 @@ pub(super) fn decode_incarnations(value: &[u8]) -> Result<Vec<Incarnation>, Fail
         Incarnation { after_version: u64_at(incarnation, 0), id }
     };
     Ok(incarnations.iter().map(decode).collect())
-}
-
-fn u64_at(value: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(value[at..at + 8].try_into().expect("8 bytes"))
 }
 
 /// Encodes an object row as JSON: there are few, and tools can read them.

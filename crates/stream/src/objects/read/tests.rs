@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use bytes::Bytes;
+use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
 use tokio::time::Instant;
 use uuid::Uuid;
