@@ -307,7 +307,7 @@ impl Cache {
                 return Ok(Read::Absent);
             }
             if record.has_expired(&shared.clock) {
-                named = shared.index.find(hash);
+                named = shared.index.find_after_writer(hash);
                 if named.is_none_or(|now| now.is_same(position)) {
                     return Ok(Read::Absent);
                 }

@@ -99,6 +99,16 @@ impl Index {
         self.shards[hash.shard()].table.load().find(hash).map(|(_, position)| position)
     }
 
+    /// Returns as [`Self::find`] the position after the writer that holds the lock of this key's
+    /// shard, if any, has finished. Must be called without the lock.
+    ///
+    /// A reader whose record has expired calls this before it answers that the key is absent: a
+    /// writer in progress may have found the same record present before it expired, and replaces
+    /// the value that it returns. A later writer finds the record expired.
+    pub(crate) fn find_after_writer(&self, hash: KeyHash) -> Option<Position> {
+        self.lock(hash).get()
+    }
+
     /// Starts loading a key's slot into the processor's cache.
     #[inline]
     pub(crate) fn prefetch(&self, hash: KeyHash) {

@@ -162,18 +162,23 @@ impl<'a> Iter<'a> {
             && let Some((first, record)) = open.next_record(&bytes)
         {
             if record.header().kind == Kind::Value {
-                let hash = open.may_be_dead(first).then(|| self.shared.hasher.hash(record.key()));
-                hash.inspect(|hash| self.shared.index.prefetch(*hash));
                 // Checked before the index confirms that it is the newest: the key was then absent
                 // at that moment.
                 let has_expired = record.has_expired(&self.shared.clock);
+                let needs_index = has_expired || open.may_be_dead(first);
+                let hash = needs_index.then(|| self.shared.hasher.hash(record.key()));
+                hash.inspect(|hash| self.shared.index.prefetch(*hash));
                 seen.push((first, record, hash, has_expired));
             }
         }
         for (first, record, hash, has_expired) in &seen {
             let is_newest = hash.is_none_or(|hash| {
                 let position = record.position(open.journal.number, *first, hash);
-                self.shared.index.find(hash).is_some_and(|named| named.is_same(position))
+                let named = match has_expired {
+                    true => self.shared.index.find_after_writer(hash),
+                    false => self.shared.index.find(hash),
+                };
+                named.is_some_and(|named| named.is_same(position))
             });
             open.has_missed |= !is_newest;
             if is_newest && !has_expired {

@@ -120,7 +120,7 @@ impl Shared {
                 }
             }
             // It was moved or replaced since the index was read, or is no longer live.
-            match self.index.find(hash) {
+            match self.index.find_after_writer(hash) {
                 Some(now) if !now.is_same(position) => position = now,
                 _ => return Ok(KeyLookup::Absent),
             }

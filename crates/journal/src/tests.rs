@@ -5,6 +5,7 @@ mod cold;
 mod counts;
 mod crashes;
 mod evicting;
+mod expiring;
 mod forged;
 mod full;
 mod histories;
