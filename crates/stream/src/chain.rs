@@ -1,13 +1,29 @@
 //! The chain: the catalog in the object store. `docs/format/chain.md`.
 //!
-//! In development: the bytes of fences and deltas, without I/O.
+//! In development: no server writes or reads a chain yet.
 //!
-//! - `body.rs`, `change.rs`: the body of a fence or delta; its changes
-//! - `wire.rs`: numbers of variable length
+//! From the top to the bottom; no import points up in this list.
+//!
+//! - `writer.rs`: the one writer of a chain: fences, deltas, snapshots, deletion
+//! - `objects.rs`: its objects in the object store; loading
+//! - `snapshot.rs`, `state.rs`: the bytes of a snapshot; the catalog as a chain has it
+//! - `entry.rs`, `body.rs`, `change.rs`: fences and deltas; their bodies; the changes in them
+//! - `frame.rs`, `wire.rs`: compression; numbers of variable length
 
 mod body;
 mod change;
+mod entry;
+mod frame;
+mod objects;
+mod snapshot;
+mod state;
 mod wire;
+mod writer;
 
-pub use body::{Body, ObjectKind, Recorded};
+pub use body::{Body, BodyHeader, Hints, ObjectKind, Recorded};
 pub use change::{ChainChange, ChainObject};
+pub use entry::Entry;
+pub use objects::{Chain, SnapshotName};
+pub use snapshot::Snapshot;
+pub use state::{ChainState, ChainStream, Gaps, Head};
+pub use writer::{ChainWriter, DELETION_AGE, Delta, Fence, FenceError, PublishError};

@@ -22,6 +22,7 @@
 //! - `shared.rs`: the state that handles and tasks share
 //! - `catalog_state.rs`, `owner.rs`, `ends.rs`, `ends/`, `wake.rs`, `compaction_signal.rs`,
 //!   `object_table.rs`, `health.rs`, `stats.rs`, `numbers.rs`: its parts, and views of them
+//! - `chain.rs`, `chain/`: the catalog in the object store, in development
 //! - `sequence.rs`, `sequence/`: numbered objects, each created once
 //! - `read_ahead.rs`, `objects/`: read-ahead; the object store: requests, retries, local
 //!   directories, cold reads, the disk cache
@@ -30,7 +31,6 @@
 //! - `cache.rs`, `tail.rs`, `tail/`, `range.rs`: the byte limit over all tails; a stream's tail;
 //!   its part in an object
 //! - `options.rs`, `background.rs`, `error.rs`: options; low-priority threads; errors
-//! - `chain.rs`, `chain/`: the bytes of the catalog in the object store, in development
 //! - `catalog.rs`, `catalog/`: the trait, `redb`, an implementation in memory, their conformance
 //!   suite
 //! - `object_error.rs`, `record.rs`, `object.rs`: errors of the object store; the bytes of WAL

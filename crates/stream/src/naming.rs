@@ -23,6 +23,11 @@ pub(crate) fn object_name(wal_id: Uuid, id: ObjectId, nonce: Uuid) -> String {
     format!("{}/{:016x}-{}", object_prefix(wal_id), id.0, nonce.simple())
 }
 
+/// The prefix of a store's catalog.
+pub(crate) fn catalog_prefix(store: Uuid) -> String {
+    format!("{CATALOGS_DIRECTORY}/{store}")
+}
+
 /// Returns the number in an object's name.
 pub(crate) fn object_id(name: &str) -> Option<ObjectId> {
     let (number, _) = name.rsplit_once('/')?.1.split_once('-')?;

@@ -25,6 +25,7 @@ use crate::retry::backoff;
 pub use probe::{ProbeError, probe_creates};
 use sealed::NUMBERS;
 pub use sealed::{DecodeError, HEADER_BYTES, MAX_BODY_BYTES, Sealed};
+pub(crate) use sealed::{Identity, link};
 
 /// The result of a create.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,13 +148,17 @@ impl Sequence {
         let Some(bytes) = found(within(Request::Get, &name, read).await)? else {
             return Ok(None);
         };
-        match Sealed::decode(number, &bytes) {
-            Ok(object) => Ok(Some(object)),
-            Err(DecodeError::Damaged(damage)) => Err(ObjectError::damaged(&name, damage)),
-            Err(error @ DecodeError::Version(_)) => {
-                Err(ObjectError::later_version(&name, error.to_string()))
-            }
-        }
+        Sealed::decode(number, &bytes).map(Some).map_err(|error| error.of(&name))
+    }
+
+    /// Reads the header of an object; `None` if there is none with this number.
+    pub(crate) async fn identity(&self, number: u64) -> Result<Option<Identity>, ObjectError> {
+        let name = self.name(number);
+        let path = Path::from(name.as_str());
+        let header =
+            within(Request::Get, &name, self.store.get_range(&path, 0..HEADER_BYTES as u64));
+        let Some(header) = found(header.await)? else { return Ok(None) };
+        sealed::identify(number, &header).map(Some).map_err(|error| error.of(&name))
     }
 
     /// Whether there is an object with this number.

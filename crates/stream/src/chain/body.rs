@@ -8,10 +8,12 @@ use uuid::Uuid;
 
 use super::change::{ChainChange, Place};
 use super::wire::{Reader, Writer};
-use crate::object::Damage;
+use crate::sequence::DecodeError;
 use crate::types::{StreamId, StreamOffset};
 
 const CLEAN: u32 = 1;
+/// The kind in the header of a snapshot.
+pub(super) const SNAPSHOT_KIND: u16 = 3;
 
 /// The kind of an object of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,9 +55,9 @@ pub struct Recorded {
     pub changes: Vec<ChainChange>,
 }
 
-/// The body of a fence or delta.
+/// The fields at fixed positions in the body of a fence, a delta or a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Body {
+pub struct BodyHeader {
     /// The store.
     pub store: Uuid,
     /// The WAL that the store is bound to.
@@ -64,7 +66,8 @@ pub struct Body {
     pub incarnation: Uuid,
     /// The version of the object: greater than all before it.
     pub version: u64,
-    /// The epoch of the WAL; in a fence the one that is about to begin.
+    /// The epoch of the WAL; in a fence the one that is about to begin, in a snapshot that of the
+    /// newest delta of this WAL, or 0.
     pub epoch: u32,
     /// Greater than in every fence before.
     pub opening: u32,
@@ -82,24 +85,12 @@ pub struct Body {
     pub wal_mark: u64,
     /// Ids below it were given to streams.
     pub next_stream: StreamId,
-    /// In ascending order of versions. None in a fence.
-    pub recorded: Vec<Recorded>,
-    /// The changes of the chain alone, which follow the recorded ones.
-    pub own: Vec<ChainChange>,
-    /// The durable ends of streams with batches behind their uploaded ends.
-    pub hints: BTreeMap<StreamId, StreamOffset>,
 }
 
-impl Body {
-    /// Returns the bytes.
-    ///
-    /// # Panics
-    /// If a change may not be where it is, or the fields contradict the kind.
-    pub fn encode(&self, kind: ObjectKind) -> Vec<u8> {
-        if let Some(reason) = self.contradiction(kind) {
-            panic!("{reason}");
-        }
-        let mut writer = Writer::default();
+impl BodyHeader {
+    pub(super) const BYTES: usize = 112;
+
+    pub(super) fn encode(&self, writer: &mut Writer) {
         for id in [self.store, self.wal, self.incarnation] {
             writer.uuid(id);
         }
@@ -112,53 +103,20 @@ impl Body {
         for field in [self.written_at_ms, self.covers, self.cut.0, self.wal_mark, next_stream] {
             writer.u64(field);
         }
-        writer.varint(self.recorded.len() as u64);
-        for Recorded { version, changes } in &self.recorded {
-            writer.varint(*version);
-            encode_changes(Place::Recorded, changes, &mut writer);
-        }
-        encode_changes(kind.place_of_own(), &self.own, &mut writer);
-        writer.varint(self.hints.len() as u64);
-        let mut before = 0;
-        for (stream, end) in &self.hints {
-            writer.varint(stream.0 - before);
-            writer.varint(end.0);
-            before = stream.0;
-        }
-        writer.finish()
     }
 
-    /// Decodes and checks the bytes.
-    ///
-    /// # Errors
-    /// They are not what [`Self::encode`] returns, or were written by a later version.
-    pub fn decode(kind: ObjectKind, bytes: &Bytes) -> Result<Self, Damage> {
-        let reader = &mut Reader::new(bytes);
+    pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let [store, wal, incarnation] = [reader.uuid()?, reader.uuid()?, reader.uuid()?];
         let version = reader.u64()?;
         let [epoch, opening, node] = [reader.u32()?, reader.u32()?, reader.u32()?];
         let flags = reader.u32()?;
         if flags & !CLEAN != 0 {
-            return reader.invalid(format!("body flags {flags:#x}"));
+            return reader.unknown(format!("body flags {flags:#x}"));
         }
-        let [written_at_ms, covers, cut] = [reader.u64()?, reader.u64()?, reader.u64()?];
-        let [wal_mark, next_stream] = [reader.u64()?, reader.u64()?];
-        let mut recorded = Vec::new();
-        for _ in 0..reader.count()? {
-            let version = reader.varint()?;
-            recorded.push(Recorded { version, changes: decode_changes(Place::Recorded, reader)? });
+        if version >> 32 != u64::from(opening) {
+            return reader.invalid("the upper half of the version is not the opening");
         }
-        let own = decode_changes(kind.place_of_own(), reader)?;
-        let mut hints = BTreeMap::new();
-        for at in 0..reader.count()? {
-            let before = hints.last_key_value().map_or(0, |(stream, _): (&StreamId, _)| stream.0);
-            let stream = reader.above(before)?;
-            if at > 0 && stream == before {
-                return reader.invalid("two hints of one stream");
-            }
-            hints.insert(StreamId(stream), StreamOffset(reader.varint()?));
-        }
-        let body = Self {
+        Ok(Self {
             store,
             wal,
             incarnation,
@@ -167,15 +125,69 @@ impl Body {
             opening,
             node,
             is_clean: flags & CLEAN != 0,
-            written_at_ms,
-            covers,
-            cut: LogOffset(cut),
-            wal_mark,
-            next_stream: StreamId(next_stream),
-            recorded,
-            own,
-            hints,
-        };
+            written_at_ms: reader.u64()?,
+            covers: reader.u64()?,
+            cut: LogOffset(reader.u64()?),
+            wal_mark: reader.u64()?,
+            next_stream: StreamId(reader.u64()?),
+        })
+    }
+}
+
+/// The body of a fence or delta.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Body {
+    /// The fields at fixed positions.
+    pub header: BodyHeader,
+    /// In ascending order of versions. None in a fence.
+    pub recorded: Vec<Recorded>,
+    /// The changes of the chain alone, which follow the recorded ones.
+    pub own: Vec<ChainChange>,
+    /// The durable ends of streams with batches behind their uploaded ends.
+    pub hints: Hints,
+}
+
+/// The durable ends of streams.
+pub type Hints = BTreeMap<StreamId, StreamOffset>;
+
+impl Body {
+    /// Returns the bytes.
+    ///
+    /// # Panics
+    /// If a change may not be where it is, or the fields contradict the kind.
+    pub fn encode(&self, kind: ObjectKind) -> Vec<u8> {
+        if let Some(reason) = self.contradiction(kind) {
+            panic!("{reason}");
+        }
+        let mut writer = Writer::default();
+        self.header.encode(&mut writer);
+        writer.varint(self.recorded.len() as u64);
+        for Recorded { version, changes } in &self.recorded {
+            writer.varint(*version);
+            encode_changes(Place::Recorded, changes, &mut writer);
+        }
+        encode_changes(kind.place_of_own(), &self.own, &mut writer);
+        writer.varint(self.hints.len() as u64);
+        encode_hints(&self.hints, &mut writer);
+        writer.finish()
+    }
+
+    /// Decodes and checks the bytes.
+    ///
+    /// # Errors
+    /// They are not what [`Self::encode`] returns, or were written by a later version.
+    pub fn decode(kind: ObjectKind, bytes: &Bytes) -> Result<Self, DecodeError> {
+        let reader = &mut Reader::new(bytes);
+        let header = BodyHeader::decode(reader)?;
+        let mut recorded = Vec::new();
+        for _ in 0..reader.count()? {
+            let version = reader.varint()?;
+            recorded.push(Recorded { version, changes: decode_changes(Place::Recorded, reader)? });
+        }
+        let own = decode_changes(kind.place_of_own(), reader)?;
+        let count = reader.count()?;
+        let hints = decode_hints(reader, |hints, _| hints.len() < count)?;
+        let body = Self { header, recorded, own, hints };
         match body.contradiction(kind) {
             Some(reason) => reader.invalid(reason),
             None => reader.end().map(|()| body),
@@ -184,20 +196,19 @@ impl Body {
 
     /// A field that contradicts the kind, or another field.
     fn contradiction(&self, kind: ObjectKind) -> Option<&'static str> {
+        let BodyHeader { version, covers, is_clean, opening, .. } = self.header;
         let ascends = |two: &[Recorded]| two[0].version < two[1].version;
         let is_empty = |list: &Recorded| list.changes.is_empty();
         let last = self.recorded.last().map_or(0, |last| last.version);
         match kind {
-            ObjectKind::Fence if self.is_clean => Some("a fence is not a clean end"),
+            ObjectKind::Fence if is_clean => Some("a fence is not a clean end"),
             ObjectKind::Fence if !self.recorded.is_empty() => Some("a fence has recorded lists"),
-            ObjectKind::Fence if self.covers >= self.version => Some("a fence covers itself"),
-            ObjectKind::Delta if self.covers != self.version => {
-                Some("a delta does not cover itself")
-            }
-            _ if last >= self.version => Some("a recorded list has a version that is not below"),
+            ObjectKind::Fence if covers >= version => Some("a fence covers itself"),
+            ObjectKind::Delta if covers != version => Some("a delta does not cover itself"),
+            _ if last >= version => Some("a recorded list has a version that is not below"),
             _ if !self.recorded.windows(2).all(ascends) => Some("recorded lists do not ascend"),
             _ if self.recorded.iter().any(is_empty) => Some("a recorded list is empty"),
-            _ if self.version >> 32 != u64::from(self.opening) => {
+            _ if version >> 32 != u64::from(opening) => {
                 Some("the upper half of the version is not the opening")
             }
             _ => None,
@@ -205,14 +216,38 @@ impl Body {
     }
 }
 
+pub(super) fn encode_hints(hints: &Hints, writer: &mut Writer) {
+    let mut before = 0;
+    for (stream, end) in hints {
+        writer.varint(stream.0 - before);
+        writer.varint(end.0);
+        before = stream.0;
+    }
+}
+
+/// Takes hints while `has_more`.
+pub(super) fn decode_hints(
+    reader: &mut Reader<'_>,
+    has_more: impl Fn(&Hints, &Reader<'_>) -> bool,
+) -> Result<Hints, DecodeError> {
+    let mut hints = Hints::new();
+    let mut before = None;
+    while has_more(&hints, reader) {
+        let stream = reader.next_key(before)?;
+        before = Some(stream);
+        hints.insert(StreamId(stream), StreamOffset(reader.varint()?));
+    }
+    Ok(hints)
+}
+
 fn encode_changes(place: Place, changes: &[ChainChange], writer: &mut Writer) {
     writer.varint(changes.len() as u64);
     changes.iter().for_each(|change| change.encode(place, writer));
 }
 
-fn decode_changes(place: Place, reader: &mut Reader<'_>) -> Result<Vec<ChainChange>, Damage> {
+fn decode_changes(place: Place, reader: &mut Reader<'_>) -> Result<Vec<ChainChange>, DecodeError> {
     (0..reader.count()?).map(|_| ChainChange::decode(place, reader)).collect()
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::wire::{Reader, Writer};
 use crate::catalog::{ObjectRange, Replaced, Uploaded};
-use crate::object::Damage;
+use crate::sequence::DecodeError;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 /// The greatest length of a stream's label.
@@ -137,6 +137,8 @@ pub(super) enum Place {
 }
 
 impl Place {
+    const ALL: [Self; 3] = [Self::Recorded, Self::Delta, Self::Fence];
+
     fn allows(self, tag: u8) -> bool {
         match self {
             Self::Recorded => (CREATE_STREAM..=OPEN_STREAM).contains(&tag),
@@ -205,10 +207,7 @@ impl ChainChange {
                 writer.varint(stream.0);
                 writer.varint(uploaded_end.0);
                 writer.varint(start.0);
-                writer.u8(u8::from(checkpoint.is_some()));
-                if let Some(checkpoint) = checkpoint {
-                    writer.bytes(checkpoint);
-                }
+                writer.optional(checkpoint.as_deref());
                 encode_range(range.as_ref(), writer);
             }
             Self::Replaced(Replaced { stream, old, new }) => {
@@ -235,10 +234,13 @@ impl ChainChange {
     }
 
     /// Takes a change.
-    pub(super) fn decode(place: Place, reader: &mut Reader<'_>) -> Result<Self, Damage> {
+    pub(super) fn decode(place: Place, reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         let tag = reader.u8()?;
         if !place.allows(tag) {
-            return reader.invalid(format!("a change with tag {tag}"));
+            return match Place::ALL.iter().any(|place| place.allows(tag)) {
+                true => reader.invalid(format!("a change with tag {tag}, which belongs elsewhere")),
+                false => reader.unknown(format!("tag {tag} of a change")),
+            };
         }
         Ok(match tag {
             CREATE_STREAM => {
@@ -262,7 +264,7 @@ impl ChainChange {
                 stream: stream(reader)?,
                 uploaded_end: offset(reader)?,
                 start: offset(reader)?,
-                checkpoint: is_there(reader)?.then(|| reader.bytes()).transpose()?,
+                checkpoint: reader.flag()?.then(|| reader.bytes()).transpose()?,
                 range: decode_range(reader)?,
             }),
             REPLACED => {
@@ -301,7 +303,7 @@ impl ChainChange {
 }
 
 impl ChainObject {
-    fn encode(&self, writer: &mut Writer) {
+    pub(super) fn encode(&self, writer: &mut Writer) {
         writer.varint(self.id.0);
         writer.uuid(self.nonce);
         writer.varint(self.size_bytes);
@@ -313,7 +315,7 @@ impl ChainObject {
         writer.varint(self.payload_bytes);
     }
 
-    fn decode(reader: &mut Reader<'_>) -> Result<Self, Damage> {
+    pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(Self {
             id: ObjectId(reader.varint()?),
             nonce: reader.uuid()?,
@@ -330,49 +332,47 @@ impl ChainObject {
 
 fn encode_range(range: Option<&ObjectRange>, writer: &mut Writer) {
     writer.u8(u8::from(range.is_some()));
-    if let Some(ObjectRange { object, start, end, payload_bytes, max_timestamp_ms }) = range {
-        writer.varint(object.0);
-        writer.varint(start.0);
-        writer.varint(end.0 - start.0);
-        writer.varint(*payload_bytes);
-        writer.signed(*max_timestamp_ms);
+    if let Some(range) = range {
+        encode_range_fields(range, writer);
     }
 }
 
-fn decode_range(reader: &mut Reader<'_>) -> Result<Option<ObjectRange>, Damage> {
-    if !is_there(reader)? {
-        return Ok(None);
-    }
+pub(super) fn encode_range_fields(range: &ObjectRange, writer: &mut Writer) {
+    let ObjectRange { object, start, end, payload_bytes, max_timestamp_ms } = range;
+    writer.varint(object.0);
+    writer.varint(start.0);
+    writer.varint(end.0 - start.0);
+    writer.varint(*payload_bytes);
+    writer.signed(*max_timestamp_ms);
+}
+
+fn decode_range(reader: &mut Reader<'_>) -> Result<Option<ObjectRange>, DecodeError> {
+    reader.flag()?.then(|| decode_range_fields(reader)).transpose()
+}
+
+pub(super) fn decode_range_fields(reader: &mut Reader<'_>) -> Result<ObjectRange, DecodeError> {
     let (object, start) = (ObjectId(reader.varint()?), offset(reader)?);
     let end = StreamOffset(reader.above(start.0)?);
     if end == start {
         return reader.invalid("an empty range");
     }
     let (payload_bytes, max_timestamp_ms) = (reader.varint()?, reader.signed()?);
-    Ok(Some(ObjectRange { object, start, end, payload_bytes, max_timestamp_ms }))
+    Ok(ObjectRange { object, start, end, payload_bytes, max_timestamp_ms })
 }
 
-fn is_there(reader: &mut Reader<'_>) -> Result<bool, Damage> {
-    match reader.u8()? {
-        0 => Ok(false),
-        1 => Ok(true),
-        other => reader.invalid(format!("{other} where 0 or 1 is expected")),
-    }
-}
-
-fn stream(reader: &mut Reader<'_>) -> Result<StreamId, Damage> {
+fn stream(reader: &mut Reader<'_>) -> Result<StreamId, DecodeError> {
     reader.varint().map(StreamId)
 }
 
-fn epoch(reader: &mut Reader<'_>) -> Result<StreamEpoch, Damage> {
+fn epoch(reader: &mut Reader<'_>) -> Result<StreamEpoch, DecodeError> {
     reader.varint().map(StreamEpoch)
 }
 
-fn offset(reader: &mut Reader<'_>) -> Result<StreamOffset, Damage> {
+fn offset(reader: &mut Reader<'_>) -> Result<StreamOffset, DecodeError> {
     reader.varint().map(StreamOffset)
 }
 
-fn narrow(reader: &mut Reader<'_>) -> Result<u32, Damage> {
+fn narrow(reader: &mut Reader<'_>) -> Result<u32, DecodeError> {
     let value = reader.varint()?;
     match u32::try_from(value) {
         Ok(value) => Ok(value),

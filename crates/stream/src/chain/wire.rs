@@ -1,9 +1,12 @@
 //! Numbers of variable length and byte strings. `docs/format/chain.md`.
 
+use std::fmt::Display;
+
 use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::object::Damage;
+use crate::sequence::DecodeError;
 
 /// Most bytes of a number of variable length.
 const MAX_VARINT_BYTES: usize = 10;
@@ -46,6 +49,14 @@ impl Writer {
         self.0.extend_from_slice(bytes);
     }
 
+    /// Appends 1 and the bytes, or 0 if there are none.
+    pub(super) fn optional(&mut self, bytes: Option<&[u8]>) {
+        self.u8(u8::from(bytes.is_some()));
+        if let Some(bytes) = bytes {
+            self.bytes(bytes);
+        }
+    }
+
     pub(super) fn finish(self) -> Vec<u8> {
         self.0
     }
@@ -57,7 +68,7 @@ pub(super) struct Reader<'a> {
     at: usize,
 }
 
-type Result<T> = std::result::Result<T, Damage>;
+type Result<T> = std::result::Result<T, DecodeError>;
 
 impl<'a> Reader<'a> {
     pub(super) fn new(bytes: &'a Bytes) -> Self {
@@ -66,7 +77,18 @@ impl<'a> Reader<'a> {
 
     /// Returns an error at the current position.
     pub(super) fn invalid<T>(&self, reason: impl Into<String>) -> Result<T> {
-        Err(Damage { position: self.at as u64, reason: reason.into() })
+        Err(Damage { position: self.at as u64, reason: reason.into() }.into())
+    }
+
+    /// Returns the error for something that only a later version of this program writes.
+    pub(super) fn unknown<T>(&self, what: impl Display) -> Result<T> {
+        let reason = format!("{what} at byte {} is not known to this version", self.at);
+        Err(DecodeError::LaterVersion(reason))
+    }
+
+    /// Whether all bytes were taken.
+    pub(super) fn is_empty(&self) -> bool {
+        self.at == self.bytes.len()
     }
 
     /// Takes this number of bytes.
@@ -81,8 +103,14 @@ impl<'a> Reader<'a> {
         }
     }
 
+    #[inline]
     pub(super) fn u8(&mut self) -> Result<u8> {
-        Ok(self.take(1)?[0])
+        // Not with `take`, which counts references: numbers are read byte by byte.
+        let Some(byte) = self.bytes.get(self.at) else {
+            return self.invalid("the body ends inside a field");
+        };
+        self.at += 1;
+        Ok(*byte)
     }
 
     pub(super) fn u32(&mut self) -> Result<u32> {
@@ -97,6 +125,7 @@ impl<'a> Reader<'a> {
         Ok(Uuid::from_slice(&self.take(16)?).expect("16 bytes"))
     }
 
+    #[inline]
     pub(super) fn varint(&mut self) -> Result<u64> {
         let mut value = 0;
         for at in 0..MAX_VARINT_BYTES {
@@ -117,6 +146,15 @@ impl<'a> Reader<'a> {
         self.invalid("a number has more than 64 bits")
     }
 
+    /// Takes whether an optional field follows.
+    pub(super) fn flag(&mut self) -> Result<bool> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => self.invalid(format!("{other} where 0 or 1 is expected")),
+        }
+    }
+
     pub(super) fn signed(&mut self) -> Result<i64> {
         let value = self.varint()?;
         Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
@@ -128,6 +166,15 @@ impl<'a> Reader<'a> {
         match base.checked_add(difference) {
             Some(sum) => Ok(sum),
             None => self.invalid("a sum has more than 64 bits"),
+        }
+    }
+
+    /// Takes the difference of a key to the one before it, and returns the key: keys ascend.
+    pub(super) fn next_key(&mut self, before: Option<u64>) -> Result<u64> {
+        let key = self.above(before.unwrap_or(0))?;
+        match before == Some(key) {
+            true => self.invalid("two rows with one key"),
+            false => Ok(key),
         }
     }
 

@@ -47,7 +47,15 @@ pub(crate) struct StoreHandle<'a> {
     class: RequestClass,
 }
 
-impl StoreHandle<'_> {
+impl<'a> StoreHandle<'a> {
+    pub(crate) fn new(
+        store: &'a dyn ObjectStore,
+        bandwidth: &'a Bandwidth,
+        class: RequestClass,
+    ) -> Self {
+        Self { store, bandwidth, class }
+    }
+
     /// Waits until this number of bytes may be transferred.
     async fn acquire(&self, bytes: u64) {
         self.bandwidth.acquire(self.class, bytes).await;

@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use crate::fields::{u32_at, u64_at};
 use crate::object::Damage;
+use crate::object_error::ObjectError;
 
 const MAGIC: [u8; 8] = *b"ALLUVSEQ";
 /// The format version that is written and read.
@@ -38,9 +39,19 @@ pub enum DecodeError {
     /// They are not what was written.
     #[error(transparent)]
     Damaged(#[from] Damage),
-    /// A later version has written them.
-    #[error("it is of format version {0}, and this version of the program knows {VERSION}")]
-    Version(u32),
+    /// A later version of this program has written them.
+    #[error("{0}")]
+    LaterVersion(String),
+}
+
+impl DecodeError {
+    /// Returns the error as that of the object with this name.
+    pub(crate) fn of(self, name: &str) -> ObjectError {
+        match self {
+            Self::Damaged(damage) => ObjectError::damaged(name, damage),
+            Self::LaterVersion(reason) => ObjectError::later_version(name, reason),
+        }
+    }
 }
 
 /// An object of a sequence.
@@ -58,15 +69,14 @@ pub struct Sealed {
     pub nonce: Uuid,
     /// The [link](Self::link) of the object that this one extends; 0 if there is none.
     pub previous: u64,
-    /// At most [`MAX_BODY_BYTES`].
+    /// At most [`MAX_BODY_BYTES`] in a sequence.
     pub body: Bytes,
 }
 
 impl Sealed {
     /// Returns what the next object states as `previous`.
     pub fn link(&self) -> u64 {
-        let (first, _) = self.nonce.as_bytes().split_at(8);
-        u64::from_le_bytes(first.try_into().expect("8 bytes"))
+        link(self.nonce)
     }
 
     /// Returns the bytes of the object.
@@ -76,13 +86,25 @@ impl Sealed {
     pub fn encode(&self) -> Bytes {
         assert!(NUMBERS.contains(&self.number), "number {}", self.number);
         assert!(self.body.len() <= MAX_BODY_BYTES, "a body of {} bytes", self.body.len());
-        let mut header = BytesMut::with_capacity(HEADER_BYTES + self.body.len());
+        let mut bytes = BytesMut::with_capacity(HEADER_BYTES + self.body.len());
+        bytes.put_slice(&self.header());
+        bytes.put_slice(&self.body);
+        bytes.freeze()
+    }
+
+    /// Returns the bytes in front of the body.
+    ///
+    /// # Panics
+    /// If the body has 4 GiB or more.
+    pub(crate) fn header(&self) -> Bytes {
+        let body_bytes = u32::try_from(self.body.len()).expect("a body of less than 4 GiB");
+        let mut header = BytesMut::with_capacity(HEADER_BYTES);
         header.put_slice(&MAGIC);
         header.put_u32_le(VERSION);
         header.put_u32_le(0);
         header.put_u16_le(self.kind);
         header.put_u16_le(self.flags);
-        header.put_u32_le(self.body.len() as u32);
+        header.put_u32_le(body_bytes);
         header.put_u32_le(crc32c::crc32c(&self.body));
         header.put_u32_le(self.term);
         header.put_u64_le(self.number);
@@ -90,7 +112,6 @@ impl Sealed {
         header.put_u64_le(self.previous);
         let crc = header_crc(&header);
         header[CRC_AT..CRC_AT + 4].copy_from_slice(&crc.to_le_bytes());
-        header.put_slice(&self.body);
         header.freeze()
     }
 
@@ -99,26 +120,19 @@ impl Sealed {
     /// # Errors
     /// It is damaged, has another number, or is of a later version.
     pub fn decode(number: u64, bytes: &Bytes) -> Result<Self, DecodeError> {
-        let Some(header) = bytes.get(..HEADER_BYTES) else {
-            return damage(0, format!("it has {} bytes and no whole header", bytes.len()));
-        };
-        if header[..VERSION_AT] != MAGIC {
-            return damage(0, "it is no object of a sequence");
-        }
-        if header_crc(header) != u32_at(header, CRC_AT) {
-            return damage(0, "its header does not match its checksum");
-        }
-        let version = u32_at(header, VERSION_AT);
-        if version != VERSION {
-            return Err(DecodeError::Version(version));
-        }
-        let stated = u64_at(header, NUMBER_AT);
-        if stated != number {
-            return damage(NUMBER_AT, format!("it has number {stated}, not {number}"));
-        }
+        Self::decode_within(number, bytes, MAX_BODY_BYTES)
+    }
+
+    /// Decodes an object as [`Self::decode`], with another limit of the length of its body.
+    pub(crate) fn decode_within(
+        number: u64,
+        bytes: &Bytes,
+        max_body_bytes: usize,
+    ) -> Result<Self, DecodeError> {
+        let header = checked_header(number, bytes)?;
         let body = bytes.slice(HEADER_BYTES..);
         let body_bytes = u32_at(header, BODY_BYTES_AT) as usize;
-        if body_bytes > MAX_BODY_BYTES {
+        if body_bytes > max_body_bytes {
             return damage(BODY_BYTES_AT, format!("it states a body of {body_bytes} bytes"));
         }
         if body.len() != body_bytes {
@@ -139,6 +153,55 @@ impl Sealed {
             body,
         })
     }
+}
+
+/// Returns the header of the object with a number, without its body. Verifies it.
+fn checked_header(number: u64, bytes: &[u8]) -> Result<&[u8], DecodeError> {
+    let Some(header) = bytes.get(..HEADER_BYTES) else {
+        return damage(0, format!("it has {} bytes and no whole header", bytes.len()));
+    };
+    if header[..VERSION_AT] != MAGIC {
+        return damage(0, "it is no object of a sequence");
+    }
+    if header_crc(header) != u32_at(header, CRC_AT) {
+        return damage(0, "its header does not match its checksum");
+    }
+    let version = u32_at(header, VERSION_AT);
+    if version != VERSION {
+        let known = "this version of the program knows";
+        let reason = format!("it is of format version {version}, and {known} {VERSION}");
+        return Err(DecodeError::LaterVersion(reason));
+    }
+    let stated = u64_at(header, NUMBER_AT);
+    if stated != number {
+        return damage(NUMBER_AT, format!("it has number {stated}, not {number}"));
+    }
+    Ok(header)
+}
+
+/// Kind and nonce in the header of the object with a number.
+///
+/// # Errors
+/// As [`Sealed::decode`], as far as the header shows it.
+pub(crate) fn identify(number: u64, bytes: &[u8]) -> Result<Identity, DecodeError> {
+    let header = checked_header(number, bytes)?;
+    let kind = u16::from_le_bytes([header[KIND_AT], header[KIND_AT + 1]]);
+    let nonce = Uuid::from_slice(&header[NONCE_AT..PREVIOUS_AT]).expect("16 bytes");
+    Ok(Identity { kind, link: link(nonce) })
+}
+
+/// What distinguishes an object from others of its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    /// See [`Sealed::kind`].
+    pub(crate) kind: u16,
+    /// See [`Sealed::link`].
+    pub(crate) link: u64,
+}
+
+/// Returns what an object that extends the one with this nonce states as `previous`.
+pub(crate) fn link(nonce: Uuid) -> u64 {
+    u64_at(nonce.as_bytes(), 0)
 }
 
 fn damage<T>(at: usize, reason: impl Into<String>) -> Result<T, DecodeError> {
@@ -207,7 +270,7 @@ mod tests {
         // Also if it has other lengths.
         bytes.push(0);
         let error = Sealed::decode(example().number, &bytes.into()).unwrap_err();
-        assert!(matches!(error, DecodeError::Version(2)), "{error}");
+        assert!(matches!(error, DecodeError::LaterVersion(_)), "{error}");
     }
 
     proptest! {

@@ -6,20 +6,20 @@ use crate::catalog::{ObjectRange, Replaced, Uploaded};
 use crate::types::{ObjectId, StreamEpoch};
 
 /// A number of any length.
-fn number(random: &mut Random) -> u64 {
+pub(in crate::chain) fn number(random: &mut Random) -> u64 {
     random.next_u64() >> random.below(64)
 }
 
-fn bytes(random: &mut Random, most: u64) -> Bytes {
+pub(in crate::chain) fn bytes(random: &mut Random, most: u64) -> Bytes {
     let length = random.below(most + 1);
     (0..length).map(|_| random.below(256) as u8).collect::<Vec<_>>().into()
 }
 
-fn uuid(random: &mut Random) -> Uuid {
+pub(in crate::chain) fn uuid(random: &mut Random) -> Uuid {
     Uuid::from_u64_pair(random.next_u64(), random.next_u64())
 }
 
-fn range(random: &mut Random) -> ObjectRange {
+pub(in crate::chain) fn range(random: &mut Random) -> ObjectRange {
     let start = number(random) >> 1;
     ObjectRange {
         object: ObjectId(number(random)),
@@ -94,7 +94,7 @@ fn changes(place: Place, least: u64, random: &mut Random) -> Vec<ChainChange> {
     (0..least + random.below(6)).map(|_| change(place, random)).collect()
 }
 
-fn body(kind: ObjectKind, random: &mut Random) -> Body {
+pub(in crate::chain) fn body(kind: ObjectKind, random: &mut Random) -> Body {
     let opening = 1 + random.below(1000) as u32;
     let version = (u64::from(opening) << 32) + 100 + random.below(1 << 20);
     let mut recorded = Vec::new();
@@ -106,7 +106,7 @@ fn body(kind: ObjectKind, random: &mut Random) -> Body {
             recorded.push(Recorded { version: at, changes: changes(Place::Recorded, 1, random) });
         }
     }
-    Body {
+    let header = BodyHeader {
         store: uuid(random),
         wal: uuid(random),
         incarnation: uuid(random),
@@ -123,6 +123,9 @@ fn body(kind: ObjectKind, random: &mut Random) -> Body {
         cut: LogOffset(number(random)),
         wal_mark: number(random),
         next_stream: StreamId(number(random)),
+    };
+    Body {
+        header,
         recorded,
         own: changes(kind.place_of_own(), 0, random),
         hints: (0..random.below(6))
@@ -131,7 +134,7 @@ fn body(kind: ObjectKind, random: &mut Random) -> Body {
     }
 }
 
-const KINDS: [ObjectKind; 2] = [ObjectKind::Fence, ObjectKind::Delta];
+pub(in crate::chain) const KINDS: [ObjectKind; 2] = [ObjectKind::Fence, ObjectKind::Delta];
 
 #[test]
 fn bodies_are_decoded_as_they_were_encoded() {
@@ -180,12 +183,12 @@ fn what_contradicts_the_kind_or_another_field_is_refused() {
         |version| Recorded { version, changes: vec![ChainChange::DeleteMeta { key: "a".into() }] };
     type Change = Box<dyn Fn(&mut Body)>;
     let cases: [(ObjectKind, Change); 8] = [
-        (ObjectKind::Fence, Box::new(|body| body.is_clean = true)),
-        (ObjectKind::Fence, Box::new(|body| body.covers = body.version)),
+        (ObjectKind::Fence, Box::new(|body| body.header.is_clean = true)),
+        (ObjectKind::Fence, Box::new(|body| body.header.covers = body.header.version)),
         (ObjectKind::Fence, Box::new(move |body| body.recorded = vec![list(1)])),
-        (ObjectKind::Delta, Box::new(|body| body.covers -= 1)),
-        (ObjectKind::Delta, Box::new(|body| body.opening += 1)),
-        (ObjectKind::Delta, Box::new(move |body| body.recorded = vec![list(body.version)])),
+        (ObjectKind::Delta, Box::new(|body| body.header.covers -= 1)),
+        (ObjectKind::Delta, Box::new(|body| body.header.opening += 1)),
+        (ObjectKind::Delta, Box::new(move |body| body.recorded = vec![list(body.header.version)])),
         (ObjectKind::Delta, Box::new(move |body| body.recorded = vec![list(2), list(2)])),
         (
             ObjectKind::Delta,
