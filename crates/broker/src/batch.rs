@@ -243,6 +243,17 @@ pub(crate) fn into_mut(batch: Bytes) -> BytesMut {
     batch.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]))
 }
 
+/// The epoch of a batch that no leader has appended; Kafka's `NO_PARTITION_LEADER_EPOCH`.
+pub(crate) const NO_LEADER_EPOCH: i32 = -1;
+
+/// Returns the epoch of the leader that has appended a batch; -1 if there is none, or no header.
+pub(crate) fn leader_epoch(batch: &[u8]) -> i32 {
+    match batch.get(LEADER_EPOCH..MAGIC) {
+        Some(bytes) => i32::from_be_bytes(bytes.try_into().expect("4 bytes")),
+        None => NO_LEADER_EPOCH,
+    }
+}
+
 /// Sets a batch's base offset and leader epoch. Both fields lie before the part that the CRC
 /// covers.
 pub(crate) fn set_base(batch: &mut [u8], base_offset: u64, leader_epoch: i32) {
@@ -324,7 +335,7 @@ pub(crate) const MOST_OFFSETS: u64 = 1 << 31;
 
 /// Builds a batch without records that covers `count` offsets, from 1 to [`MOST_OFFSETS`]. Kafka's
 /// log compaction leaves such batches; clients continue at their end.
-pub(crate) fn without_records(base_offset: u64, count: u64) -> Vec<u8> {
+pub(crate) fn without_records(base_offset: u64, count: u64, leader_epoch: i32) -> Vec<u8> {
     let header = Assembled {
         base_offset,
         last_offset_delta: i32::try_from(count - 1).expect("at most 2^31 offsets"),
@@ -335,7 +346,7 @@ pub(crate) fn without_records(base_offset: u64, count: u64) -> Vec<u8> {
         record_count: 0,
     };
     let mut bytes = header.batch(&[]);
-    set_base(&mut bytes, base_offset, crate::partition::LEADER_EPOCH);
+    set_base(&mut bytes, base_offset, leader_epoch);
     bytes
 }
 

@@ -47,6 +47,7 @@ mod errors;
 pub mod groups;
 mod java_order;
 mod large_requests;
+mod leader_epochs;
 mod listener;
 mod log_compaction;
 mod metrics;

@@ -15,18 +15,15 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::batch::{self, BatchHeader, Outcome, Repaired};
+use crate::batch::{self, BatchHeader, NO_LEADER_EPOCH, Outcome, Repaired};
 use crate::configs::AppendRules;
 use crate::errors::ApiError;
 use crate::producer_state::{
     Aborted, ActiveProducer, BadCheckpoint, Counted, ProducerStates, Totals, Verdict,
 };
 
-/// The only leader epoch: one server leads all partitions permanently.
-pub(crate) const LEADER_EPOCH: i32 = 0;
-
-/// The epoch of a partition's stream writer, which is the partition's leader.
-pub(crate) const WRITER_EPOCH: StreamEpoch = StreamEpoch(LEADER_EPOCH.unsigned_abs() as u64);
+/// The epoch of a partition's stream writer: one server leads all partitions permanently.
+pub(crate) const WRITER_EPOCH: StreamEpoch = StreamEpoch(0);
 
 /// A partition of a topic.
 pub(crate) struct Partition {
@@ -44,6 +41,8 @@ pub(crate) struct Partition {
     /// Batches refused since the last sweep because of the limit on transactions.
     refused_transactions: AtomicU64,
     totals: Arc<Totals>,
+    /// The epoch in which batches are appended; see [`crate::leader_epochs`].
+    leader_epoch: i32,
     /// Whether recovery found that records are lost.
     has_lost: bool,
     /// The markers that recovery wrote in place of lost ones.
@@ -108,13 +107,15 @@ impl From<AppendError> for AppendRejected {
 
 impl Partition {
     /// Rebuilds the producers' state from the stream's checkpoint and the batches after it.
-    /// Everything before `clean_end` was log-compacted. The state counts in `totals`.
+    /// Everything before `clean_end` was log-compacted. The state counts in `totals`. Batches are
+    /// appended in `leader_epoch`.
     ///
     /// # Errors
     /// The checkpoint cannot be read.
     pub(crate) fn open(
         stream: StreamWriter,
         clean_end: StreamOffset,
+        leader_epoch: i32,
         totals: Arc<Totals>,
     ) -> Result<Self, BadCheckpoint> {
         let (started, started_ms) = (Instant::now(), unix_time_ms());
@@ -125,6 +126,7 @@ impl Partition {
         };
         let repaired =
             producers.replay(replay.checkpoint_end, &replay.batches, replay.end, started_ms);
+        producers.epochs.begin(leader_epoch);
         producers.start_clock(started_ms);
         producers.drop_aborted(clean_end.max(stream.start_offset()));
         stream.raise_checkpoint_start(clean_end);
@@ -136,6 +138,7 @@ impl Partition {
             dropped_end: AtomicU64::new(0),
             refused_transactions: AtomicU64::new(0),
             totals,
+            leader_epoch,
             repaired,
             has_lost: !replay.gaps().is_empty(),
             started,
@@ -343,13 +346,15 @@ impl Partition {
         let mut bytes = batch::marker(producer_id, epoch, outcome, now_ms);
         let header = BatchHeader::parse(&bytes).expect("a marker has a header");
         let base = self.stream.next_offset();
-        batch::set_base(&mut bytes, base.0, LEADER_EPOCH);
+        batch::set_base(&mut bytes, base.0, self.leader_epoch);
         let payload = Bytes::from(bytes);
         let append =
             self.stream.append(NewBatch { base, count: 1, max_timestamp_ms: now_ms, payload })?;
         let (now_ms, durable_end) = (self.now_ms(), self.stream.durable_end());
+        let leader_epoch = self.leader_epoch;
         producers.change(|producers| {
             producers.record_marker(&header, outcome, base.0, now_ms);
+            producers.epochs.appended(leader_epoch, base.0 + 1);
             producers.drop_ended(durable_end);
         });
         self.drop_aborted(producers, self.stream.start_offset());
@@ -382,10 +387,29 @@ impl Partition {
     /// Checks the leader epoch that a client sent; -1 requests no check.
     pub(crate) fn check_leader_epoch(&self, epoch: i32) -> Result<(), ApiError> {
         match epoch {
-            -1 | LEADER_EPOCH => Ok(()),
-            newer if newer > LEADER_EPOCH => Err(ApiError::UnknownLeaderEpoch(newer)),
+            NO_LEADER_EPOCH => Ok(()),
+            same if same == self.leader_epoch => Ok(()),
+            newer if newer > self.leader_epoch => Err(ApiError::UnknownLeaderEpoch(newer)),
             older => Err(ApiError::FencedLeaderEpoch(older)),
         }
+    }
+
+    /// The epoch in which batches are appended.
+    pub(crate) fn leader_epoch(&self) -> i32 {
+        self.leader_epoch
+    }
+
+    /// The epoch of the record at an offset, or the one that it will be appended in.
+    pub(crate) fn leader_epoch_at(&self, offset: StreamOffset) -> i32 {
+        self.producers.lock().epochs.at(offset.0)
+    }
+
+    /// The greatest leader epoch that is at most `epoch`, and the offset behind its last record;
+    /// `None` if `epoch` has not begun.
+    pub(crate) fn end_of_leader_epoch(&self, epoch: i32) -> Option<(i32, i64)> {
+        let (found, end) = self.producers.lock().epochs.end_of(epoch)?;
+        let end = end.map_or_else(|| self.high_watermark(), |end| kafka_offset(StreamOffset(end)));
+        Some((found, end))
     }
 
     /// Appends a batch that passed [`batch::check_produced`]; `header` is its header. Waits for
@@ -462,7 +486,7 @@ impl Partition {
         }
         let was_stable = header.is_transactional() && !self.unstable.swap(true, Ordering::SeqCst);
         let base = self.stream.next_offset();
-        batch::set_base(batch, base.0, LEADER_EPOCH);
+        batch::set_base(batch, base.0, self.leader_epoch);
         let payload = std::mem::take(batch).freeze();
         let appended = self.stream.append(NewBatch {
             base,
@@ -478,7 +502,10 @@ impl Partition {
             }
         })?;
         let now_ms = self.now_ms();
-        producers.change(|producers| producers.record(header, base.0, max_timestamp_ms, now_ms));
+        producers.change(|producers| {
+            producers.record(header, base.0, max_timestamp_ms, now_ms);
+            producers.epochs.appended(self.leader_epoch, base.0 + u64::from(header.offsets()));
+        });
         Ok(Appended {
             base_offset: base,
             log_append_time_ms,
@@ -512,6 +539,11 @@ impl Partition {
             progressed.await;
         }
     }
+}
+
+/// The epoch in which batches of any partition are appended.
+pub(crate) fn leader_epoch(store: &Store) -> i32 {
+    i32::try_from(store.term()).expect("a term is raised once per opening")
 }
 
 /// An offset as sent on the wire. No partition reaches 2^63 records.

@@ -17,6 +17,7 @@ use kafka_protocol::error::ResponseError;
 
 use crate::batch::{self, BatchHeader, Outcome, Repaired};
 use crate::errors::ApiError;
+use crate::leader_epochs::LeaderEpochs;
 
 pub(crate) use checkpoint::{BadCheckpoint, fold};
 pub(crate) use totals::{Counted, Totals};
@@ -132,6 +133,8 @@ pub(crate) struct ProducerStates {
     /// The end of the last range of lost offsets. It may have contained batches of any producer, so
     /// the sequence of a producer that has appended nothing since is not exactly known.
     lost_end: u64,
+    /// Not of producers, but derived from the same batches.
+    pub(crate) epochs: LeaderEpochs,
 }
 
 /// Advances a sequence number. These run from 0 to `i32::MAX` and then begin at 0 again:
@@ -472,11 +475,13 @@ impl ProducerStates {
         now_ms: i64,
     ) -> Vec<(Repaired, Outcome)> {
         let (mut next, mut repaired) = (from, Vec::new());
+        self.epochs.continue_from(from.0);
         for batch in batches {
             if batch.base > next {
                 self.lost_end = batch.base.0;
             }
             next = batch.end();
+            self.epochs.appended(batch::leader_epoch(&batch.payload), next.0);
             let Some(header) = BatchHeader::parse(&batch.payload) else { continue };
             if !header.is_idempotent() {
                 continue;

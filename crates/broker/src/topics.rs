@@ -16,7 +16,7 @@ use crate::configs::{Alteration, Overrides, Setting, topic as settings};
 use crate::errors::ApiError;
 use crate::groups::{TopicsNow, TopicsView};
 use crate::log_compaction;
-use crate::partition::{Partition, WRITER_EPOCH};
+use crate::partition::{Partition, WRITER_EPOCH, leader_epoch};
 use crate::producer_state::Totals;
 
 const META_PREFIX: &str = "topic/";
@@ -225,7 +225,12 @@ impl Topics {
             for (index, id) in stored.streams.into_iter().enumerate() {
                 let bad = |e: &dyn std::fmt::Display| bad(format!("partition {index}: {e}"));
                 let stream = store.open_stream(id, WRITER_EPOCH).await.map_err(|e| bad(&e))?;
-                let partition = Partition::open(stream, clean_ends.of(id), totals.clone());
+                let partition = Partition::open(
+                    stream,
+                    clean_ends.of(id),
+                    leader_epoch(&store),
+                    totals.clone(),
+                );
                 partitions.push(Arc::new(partition.map_err(|e| bad(&e))?));
             }
             maps.insert(&Arc::new(Topic {
@@ -514,7 +519,8 @@ impl Topics {
         let mut partitions = topic.partitions.clone();
         for id in new {
             let stream = self.store.open_stream(id, WRITER_EPOCH).await?;
-            let partition = Partition::open(stream, StreamOffset(0), self.totals.clone());
+            let (clean_end, epoch) = (StreamOffset(0), leader_epoch(&self.store));
+            let partition = Partition::open(stream, clean_end, epoch, self.totals.clone());
             let partition = partition.map_err(|e| ApiError::Internal(e.to_string()))?;
             partitions.push(Arc::new(partition));
         }

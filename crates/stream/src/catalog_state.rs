@@ -18,6 +18,8 @@ pub(crate) struct CatalogState {
     /// changes in the same order.
     pub(crate) committing: tokio::sync::Mutex<()>,
     pub(crate) ids: Ids,
+    /// See [`crate::Store::term`].
+    pub(crate) term: u32,
     /// Metadata of the owner of the streams, and of the store.
     pub(crate) meta: RwLock<BTreeMap<String, Vec<u8>>>,
 }

@@ -30,6 +30,9 @@ use crate::types::{ObjectId, StreamId, StreamOffset};
 /// Advice to an operator whose catalog and WAL contradict each other.
 const OTHER_CATALOG: &str = "Open the WAL with the catalog that it was last in use with";
 
+/// Metadata key of the term in the catalog, in decimal; see [`crate::Store::term`].
+const TERM_KEY: &str = "stream/term";
+
 /// The parts of a store, ready for traffic.
 pub(crate) struct Recovered {
     pub(crate) recovery: Recovery,
@@ -41,6 +44,8 @@ pub(crate) struct Recovered {
     pub(crate) objects: ObjectTable,
     pub(crate) ids: Ids,
     pub(crate) ends: Ends,
+    /// See [`crate::Store::term`].
+    pub(crate) term: u32,
     /// The catalog's version after the last commit of the opening.
     pub(crate) version: u64,
     /// The runs that the catalog keeps, with this one as the last.
@@ -122,6 +127,12 @@ pub(crate) fn recover(
         done.push(largest_count.change());
     }
     let missing_end = (report.end < uploaded).then_some(report.end..uploaded);
+    let kept_term = term(&replay.meta);
+    let mut term = kept_term;
+    if !(replay.gaps.is_empty() && report.damage.is_empty() && missing_end.is_none()) {
+        term += 1;
+        done.push(Change::PutMeta { key: TERM_KEY.into(), value: term.to_string().into() });
+    }
     if is_noted && missing_end.is_some() {
         // What was skipped is in the log, so the next start does not report the missing end again.
         done.push(Change::LogUploaded(report.end));
@@ -131,6 +142,7 @@ pub(crate) fn recover(
         // space.
         Err(CatalogError::Full(_)) => {
             largest_count = kept_count.unwrap_or(LargestCount::UNKNOWN);
+            term = kept_term;
             catalog.commit(&[Change::WalMarked(mark)])?
         }
         committed => committed?,
@@ -192,9 +204,16 @@ pub(crate) fn recover(
         objects: replay.objects,
         ids,
         ends,
+        term,
         version,
         incarnations,
     })
+}
+
+/// Returns the term in the catalog's metadata.
+fn term(meta: &BTreeMap<String, Vec<u8>>) -> u32 {
+    let text = meta.get(TERM_KEY).and_then(|value| std::str::from_utf8(value).ok());
+    text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
 /// Assigns the WAL's records to the streams of the catalog.

@@ -103,6 +103,7 @@ impl Store {
                 version: recovered.version.into(),
                 committing: tokio::sync::Mutex::new(()),
                 ids: recovered.ids,
+                term: recovered.term,
                 meta: RwLock::new(recovered.meta),
             },
             fold,
@@ -247,6 +248,12 @@ impl Store {
     /// Returns the version of the catalog; each change raises it by one.
     pub fn catalog_version(&self) -> u64 {
         self.shared.catalog.version()
+    }
+
+    /// Returns the term: 0 at first, raised by each opening that may have lost records. It does not
+    /// change while the store is open.
+    pub fn term(&self) -> u32 {
+        self.shared.catalog.term
     }
 
     /// Changes the capacity of the WAL while it is in use; see

@@ -262,6 +262,7 @@ async fn uncovered_damage_skips_a_bounded_number_of_offsets() {
         part.damage(&world.disk, &range);
         let server = world.try_start(Arc::new(Nothing)).await.unwrap();
         let case = format!("{part:?}");
+        assert_eq!(server.store.term(), 1, "{case}");
         let next: Vec<u64> = ends_of(&server, &streams).iter().map(|end| end.0).collect();
         assert_eq!(next[2], 2, "a batch behind the damage: {case}");
         match part {
@@ -284,6 +285,33 @@ async fn uncovered_damage_skips_a_bounded_number_of_offsets() {
         }
         continues(server, &mut world, &streams, &next, &case).await;
     }
+}
+
+/// Each opening that may have lost records raises the term, and others keep it.
+#[tokio::test]
+async fn the_term_counts_the_openings_that_may_have_lost_records() {
+    let mut world = world(HOUR);
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    assert_eq!(server.store.term(), 0);
+    let streams = create(&server, 1).await;
+    fill(&server, &streams, 0..3).await;
+    server.crash(&mut world);
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    assert_eq!(server.store.term(), 0, "nothing is lost");
+    server.crash(&mut world);
+    let range = batch_at(&world.disk, streams[0], 2);
+    Part::Payload.damage(&world.disk, &range);
+    for term in 1..3 {
+        let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+        assert_eq!(server.store.term(), term, "the damage is still in the log");
+        if term == 2 {
+            server.store.begin_uploads();
+            server.store.flush().await.unwrap();
+        }
+        server.crash(&mut world);
+    }
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    assert_eq!(server.store.term(), 2, "the damage was trimmed");
 }
 
 /// The bound holds for batches of any size: a larger one is appended when the catalog records it.

@@ -12,7 +12,7 @@ use kafka_protocol::messages::{
 use uuid::Uuid;
 
 use super::{Answer, Context, Refused};
-use crate::partition::{LEADER_EPOCH, unix_time_ms};
+use crate::partition::unix_time_ms;
 use crate::security::{Operation, Resource};
 use crate::topics::METADATA_TOPIC;
 
@@ -60,7 +60,8 @@ fn described(cx: &Context) -> PartitionData {
     }
     PartitionData::default()
         .with_leader_id(this)
-        .with_leader_epoch(LEADER_EPOCH)
+        // One voter leads the quorum permanently.
+        .with_leader_epoch(0)
         .with_high_watermark(version)
         .with_current_voters(vec![voter])
 }

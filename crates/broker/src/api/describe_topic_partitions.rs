@@ -13,7 +13,7 @@ use kafka_protocol::protocol::StrBytes;
 use super::Context;
 use super::replicas::replicas;
 use crate::errors::ApiError;
-use crate::partition::LEADER_EPOCH;
+use crate::partition::leader_epoch;
 use crate::security::{Operation, Resource};
 use crate::topics::{check_name, is_internal};
 
@@ -79,7 +79,7 @@ pub(super) async fn handle(
             DescribeTopicPartitionsResponsePartition::default()
                 .with_partition_index(index)
                 .with_leader_id(BrokerId(server.node.id))
-                .with_leader_epoch(LEADER_EPOCH)
+                .with_leader_epoch(leader_epoch(&server.store))
                 .with_replica_nodes(replicas(cx))
                 .with_isr_nodes(replicas(cx))
                 .with_eligible_leader_replicas(Some(Vec::new()))

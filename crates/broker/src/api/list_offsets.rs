@@ -14,8 +14,9 @@ use kafka_protocol::error::ResponseError;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Answer as Reply, Context, Refused};
+use crate::batch::NO_LEADER_EPOCH;
 use crate::errors::ApiError;
-use crate::partition::{LEADER_EPOCH, Partition, kafka_offset};
+use crate::partition::{Partition, kafka_offset};
 use crate::records;
 use crate::security::{Operation, Resource};
 use crate::wire::newer::Unchanged;
@@ -46,12 +47,14 @@ const OBJECTS_MAX: Duration = Duration::from_secs(20);
 const MAX_PROMISES: usize = 16;
 
 /// The result if there is no such record.
-const NONE: Answer = Answer { offset: -1, timestamp_ms: -1 };
+const NONE: Answer = Answer { offset: -1, timestamp_ms: -1, leader_epoch: NO_LEADER_EPOCH };
 
 #[derive(Clone, Copy)]
 struct Answer {
     offset: i64,
     timestamp_ms: i64,
+    /// Of the record at the offset; -1 if there is no offset.
+    leader_epoch: i32,
 }
 
 pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Reply, Refused> {
@@ -84,10 +87,9 @@ async fn listed(cx: &Context, request: ListOffsetsRequest) -> ListOffsetsRespons
                 Ok(answer) => response
                     .with_offset(answer.offset)
                     .with_timestamp(answer.timestamp_ms)
-                    .with_leader_epoch(if cx.version >= 4 && answer.offset >= 0 {
-                        LEADER_EPOCH
-                    } else {
-                        -1
+                    .with_leader_epoch(match cx.version {
+                        4.. => answer.leader_epoch,
+                        _ => NO_LEADER_EPOCH,
                     }),
                 Err(error) => {
                     cx.server.metrics.error(&error);
@@ -139,7 +141,7 @@ async fn find(
     let partition =
         topic.partition(wanted.partition_index).ok_or(ApiError::UnknownTopicOrPartition)?;
     partition.check_leader_epoch(wanted.current_leader_epoch)?;
-    let end = |offset| Answer { offset, timestamp_ms: -1 };
+    let end = |offset| Answer { offset, ..NONE };
     let latest = match read_committed {
         true => kafka_offset(partition.last_stable_offset()),
         false => partition.high_watermark(),
@@ -156,7 +158,13 @@ async fn find(
     };
     // For a reader of committed records, unstable records do not exist.
     let is_record = |answer: &Answer| answer.timestamp_ms >= 0;
-    found.map(|answer| if is_record(&answer) && answer.offset >= latest { NONE } else { answer })
+    found.map(|answer| match u64::try_from(answer.offset) {
+        Ok(_) if is_record(&answer) && answer.offset >= latest => NONE,
+        Ok(offset) => {
+            Answer { leader_epoch: partition.leader_epoch_at(StreamOffset(offset)), ..answer }
+        }
+        Err(_) => NONE,
+    })
 }
 
 /// Finds the first record whose timestamp is at least `timestamp_ms`.
@@ -191,7 +199,7 @@ async fn by_time(
     }
     // Everything before is older: a reader that starts there misses nothing.
     let from = from.max(partition.stream.start_offset());
-    Ok(Answer { offset: kafka_offset(from), timestamp_ms })
+    Ok(Answer { offset: kafka_offset(from), timestamp_ms, ..NONE })
 }
 
 async fn by_max_timestamp(
@@ -205,7 +213,7 @@ async fn by_max_timestamp(
             let found = first_at_or_after(cx, partition, batch, timestamp_ms).await?;
             // A deletion may have removed the record; Kafka still returns its time.
             let offset = kafka_offset(base.max(partition.stream.start_offset()));
-            Ok(found.unwrap_or(Answer { offset, timestamp_ms }))
+            Ok(found.unwrap_or(Answer { offset, timestamp_ms, ..NONE }))
         }
         _ => Ok(NONE),
     }
@@ -224,6 +232,7 @@ async fn first_at_or_after(
     Ok(cx.server.run_decompression(search).await?.map(|found| Answer {
         offset: i64::try_from(found.offset).unwrap_or(i64::MAX),
         timestamp_ms: found.timestamp_ms,
+        ..NONE
     }))
 }
 

@@ -15,7 +15,7 @@ use super::Context;
 use super::describe_cluster;
 use crate::configs::Overrides;
 use crate::errors::ApiError;
-use crate::partition::LEADER_EPOCH;
+use crate::partition::Partition;
 use crate::security::{Operation, Resource};
 use crate::topics::{METADATA_TOPIC, Topic, TopicRef, is_internal};
 use crate::wire::once;
@@ -155,11 +155,11 @@ async fn by_name(cx: &Context, name: &str, may_create: bool) -> Result<Arc<Topic
 
 fn describe(cx: &Context, topic: &Topic) -> MetadataResponseTopic {
     let node = BrokerId(cx.server.node.id);
-    let partition = |index: usize| {
+    let partition = |(index, partition): (usize, &Arc<Partition>)| {
         MetadataResponsePartition::default()
             .with_partition_index(i32::try_from(index).expect("partitions are bounded"))
             .with_leader_id(node)
-            .with_leader_epoch(LEADER_EPOCH)
+            .with_leader_epoch(partition.leader_epoch())
             .with_replica_nodes(vec![node])
             .with_isr_nodes(vec![node])
     };
@@ -167,5 +167,5 @@ fn describe(cx: &Context, topic: &Topic) -> MetadataResponseTopic {
         .with_name(Some(StrBytes::from_string(topic.name.to_string()).into()))
         .with_topic_id(topic.id)
         .with_is_internal(is_internal(&topic.name))
-        .with_partitions((0..topic.partitions.len()).map(partition).collect())
+        .with_partitions(topic.partitions.iter().enumerate().map(partition).collect())
 }

@@ -1,4 +1,4 @@
-//! OffsetForLeaderEpoch: the end of a leader epoch. There is one epoch, and it has not ended.
+//! OffsetForLeaderEpoch: the end of a leader epoch (KIP-320).
 
 use kafka_protocol::messages::offset_for_leader_epoch_request::OffsetForLeaderPartition;
 use kafka_protocol::messages::offset_for_leader_epoch_response::{
@@ -8,7 +8,6 @@ use kafka_protocol::messages::{OffsetForLeaderEpochRequest, OffsetForLeaderEpoch
 
 use super::Context;
 use crate::errors::ApiError;
-use crate::partition::LEADER_EPOCH;
 use crate::security::{Operation, Resource};
 
 pub(super) async fn handle(
@@ -20,7 +19,7 @@ pub(super) async fn handle(
             let partition = |wanted: &OffsetForLeaderPartition| {
                 let answer = EpochEndOffset::default().with_partition(wanted.partition);
                 match end_offset(cx, &topic.topic, wanted) {
-                    Ok(Some(end)) => answer.with_leader_epoch(LEADER_EPOCH).with_end_offset(end),
+                    Ok(Some((epoch, end))) => answer.with_leader_epoch(epoch).with_end_offset(end),
                     Ok(None) => answer,
                     Err(error) => answer.with_error_code(error.code()),
                 }
@@ -33,15 +32,15 @@ pub(super) async fn handle(
         .with_topics(request.topics.into_iter().map(topic).collect())
 }
 
-/// The end of an epoch; `None` for an epoch that never existed.
+/// The greatest epoch that is at most the wanted one, and its end; `None` if that has not begun.
 fn end_offset(
     cx: &Context,
     topic: &str,
     wanted: &OffsetForLeaderPartition,
-) -> Result<Option<i64>, ApiError> {
+) -> Result<Option<(i32, i64)>, ApiError> {
     cx.authorize(Operation::Describe, Resource::Topic(topic))?;
     let topic = cx.server.topics.by_name(topic)?;
     let partition = topic.partition(wanted.partition).ok_or(ApiError::UnknownTopicOrPartition)?;
     partition.check_leader_epoch(wanted.current_leader_epoch)?;
-    Ok((wanted.leader_epoch == LEADER_EPOCH).then(|| partition.high_watermark()))
+    Ok(partition.end_of_leader_epoch(wanted.leader_epoch))
 }

@@ -20,7 +20,7 @@ use super::Context;
 use super::share::error_fields;
 use crate::errors::ApiError;
 use crate::groups::share::Described;
-use crate::partition::{LEADER_EPOCH, kafka_offset};
+use crate::partition::kafka_offset;
 use crate::security::{Operation, Resource};
 use crate::topics::TopicRef;
 use crate::wire::once;
@@ -117,7 +117,7 @@ fn partition(
             let lag = behind.saturating_sub(known.finished);
             DescribedPartition {
                 start_offset: kafka_offset(start),
-                leader_epoch: LEADER_EPOCH,
+                leader_epoch: partition.leader_epoch(),
                 lag: i64::try_from(lag).unwrap_or(i64::MAX),
                 ..begun
             }

@@ -3,8 +3,7 @@
 use alluvium_stream::{Batch, Rewrite, StreamOffset};
 
 use super::keys::{AbortedTransactions, FirstPass, Keys, unpack};
-use crate::batch::{self, Assembled, BatchHeader, Codec, Outcome};
-use crate::partition::LEADER_EPOCH;
+use crate::batch::{self, Assembled, BatchHeader, Codec, NO_LEADER_EPOCH, Outcome};
 use crate::records::{self, Record};
 
 /// The approximate limit for a batch of several records, before compression.
@@ -43,18 +42,29 @@ pub(super) struct Cleaner {
     /// The first offset that the output does not cover yet; `None` before the first batch of a
     /// step.
     covered: Option<u64>,
+    /// The leader epoch of the last batch that was read. Batches of different epochs are not
+    /// joined.
+    leader_epoch: i32,
     open: Option<Open>,
 }
 
 impl Cleaner {
     pub(super) fn new(first: FirstPass, end: u64, tombstones_before: u64) -> Self {
         let FirstPass { keys, aborted, .. } = first;
-        Self { keys, aborted, end, tombstones_before, covered: None, open: None }
+        let (covered, leader_epoch, open) = (None, NO_LEADER_EPOCH, None);
+        Self { keys, aborted, end, tombstones_before, covered, leader_epoch, open }
     }
 
     fn batch(&mut self, batch: Batch, out: &mut Vec<Batch>) {
         let base = batch.base.0;
         self.covered.get_or_insert(base);
+        let leader_epoch = batch::leader_epoch(&batch.payload);
+        if leader_epoch != self.leader_epoch {
+            if let Some(open) = &self.open {
+                self.cover(open.last_offset + 1, out);
+            }
+            self.leader_epoch = leader_epoch;
+        }
         if base >= self.end {
             return self.keep(batch, out);
         }
@@ -139,8 +149,11 @@ impl Cleaner {
         while base < to {
             let count = (to - base).min(batch::MOST_OFFSETS);
             out.push(match open.take() {
-                Some(open) => assemble(base, count, open),
-                None => batch_of(base, count, -1, batch::without_records(base, count)),
+                Some(open) => assemble(base, count, self.leader_epoch, open),
+                None => {
+                    let bytes = batch::without_records(base, count, self.leader_epoch);
+                    batch_of(base, count, -1, bytes)
+                }
             });
             base += count;
         }
@@ -175,7 +188,7 @@ impl Rewrite for Cleaner {
 }
 
 /// Assembles a batch of `count` offsets with these records.
-fn assemble(base: u64, count: u64, open: Open) -> Batch {
+fn assemble(base: u64, count: u64, leader_epoch: i32, open: Open) -> Batch {
     let compressed = records::compress_all(open.codec, &open.records);
     let (codec, records) = match compressed {
         Ok(compressed) => (open.codec, compressed),
@@ -202,7 +215,7 @@ fn assemble(base: u64, count: u64, open: Open) -> Batch {
         record_count: open.count,
     };
     let mut bytes = header.batch(&records);
-    batch::set_base(&mut bytes, base, LEADER_EPOCH);
+    batch::set_base(&mut bytes, base, leader_epoch);
     batch_of(base, count, max_timestamp_ms, bytes)
 }
 

@@ -351,6 +351,23 @@ fn a_batch_does_not_absorb_its_neighbours() {
     }
 }
 
+/// A consumer that reads a compacted batch learns the epoch in which its records were appended.
+#[test]
+fn batches_of_different_leader_epochs_are_not_joined() {
+    let mut log = Log::default();
+    for (key, epoch) in [(b"a", 0), (b"b", 0), (b"c", 3), (b"c", 3), (b"d", 4)] {
+        let records = [(Some(key.to_vec()), Some(vec![1]), 1)];
+        log.push(encode(&records, (-1, -1, -1), Compression::None).to_vec());
+        let batch = log.batches.last_mut().unwrap();
+        let mut bytes = batch.payload.to_vec();
+        batch::set_base(&mut bytes, batch.base.0, epoch);
+        batch.payload = bytes.into();
+    }
+    let out = pass(&log.batches, &log.producers, (0, 5), 0, 5);
+    let epochs = out.iter().map(|it| (it.base.0, it.end().0, batch::leader_epoch(&it.payload)));
+    assert_eq!(epochs.collect::<Vec<_>>(), [(0, 2, 0), (2, 4, 3), (4, 5, 4)]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 

@@ -6,8 +6,9 @@ use std::ops::Range;
 use alluvium_stream::{Batch, StreamOffset};
 
 use super::{Aborted, Producer, ProducerStates, REMEMBERED_BATCHES, Seen};
+use crate::leader_epochs::{Begun, LeaderEpochs};
 
-const FORMAT_VERSION: u8 = 5;
+const FORMAT_VERSION: u8 = 6;
 /// The version without transactions.
 const WITHOUT_TRANSACTIONS: u8 = 1;
 /// The version without the times of last appends.
@@ -16,14 +17,18 @@ const WITHOUT_TIMES: u8 = 2;
 const TIMES_OF_RECORDS: u8 = 3;
 /// The version without the end of lost offsets.
 const WITHOUT_LOSSES: u8 = 4;
+/// The version without leader epochs.
+const WITHOUT_EPOCHS: u8 = 5;
 
-/// The encoding of "no open transaction".
+/// The encoding of "no open transaction", and of "no lost offsets behind the last batch".
 const NONE: u64 = u64::MAX;
 
 impl ProducerStates {
-    /// Encodes the checkpoint; `None` if the state is empty. Equal states give equal bytes.
-    pub(crate) fn encode(&self) -> Option<Vec<u8>> {
-        if self.producers.is_empty() && self.aborted.is_empty() {
+    /// Encodes the checkpoint at `to`; `None` if the state is empty. Equal states give equal bytes.
+    pub(crate) fn encode(&self, to: StreamOffset) -> Option<Vec<u8>> {
+        let (epochs, batches_end) = self.epochs.parts(to.0);
+        let has_epochs = !epochs.is_empty() || batches_end.is_some();
+        if self.producers.is_empty() && self.aborted.is_empty() && !has_epochs {
             return None;
         }
         let mut producers: Vec<_> = self.producers.iter().collect();
@@ -53,6 +58,12 @@ impl ProducerStates {
             out.extend_from_slice(&aborted.stable_end.to_le_bytes());
         }
         out.extend_from_slice(&self.lost_end.to_le_bytes());
+        out.extend_from_slice(&batches_end.unwrap_or(NONE).to_le_bytes());
+        out.extend_from_slice(&(epochs.len() as u32).to_le_bytes());
+        for (epoch, start) in epochs {
+            out.extend_from_slice(&epoch.to_le_bytes());
+            out.extend_from_slice(&start.to_le_bytes());
+        }
         let crc = crc32c::crc32c(&out);
         out.extend_from_slice(&crc.to_le_bytes());
         Some(out)
@@ -107,12 +118,33 @@ impl ProducerStates {
         if version > WITHOUT_LOSSES {
             lost_end = u64::from_le_bytes(reader.take()?);
         }
+        let mut epochs = LeaderEpochs::default();
+        if version > WITHOUT_EPOCHS {
+            epochs = read_epochs(&mut reader)?;
+        }
         if !reader.0.is_empty() {
             return Err(BadCheckpoint::Content(format!("{} bytes follow the end", reader.0.len())));
         }
         let ending = VecDeque::new();
-        Ok(Self { producers, idle, newest_offset, open, ending, aborted, lost_end })
+        Ok(Self { producers, idle, newest_offset, open, ending, aborted, lost_end, epochs })
     }
+}
+
+fn read_epochs(reader: &mut Reader<'_>) -> Result<LeaderEpochs, BadCheckpoint> {
+    let batches_end = u64::from_le_bytes(reader.take()?);
+    let count = u32::from_le_bytes(reader.take()?);
+    let mut begun: Vec<Begun> = Vec::new();
+    for _ in 0..count {
+        let (epoch, start) =
+            (i32::from_le_bytes(reader.take()?), u64::from_le_bytes(reader.take()?));
+        let (before, end) = begun.last().copied().unwrap_or((0, 0));
+        if epoch <= before || (start <= end && !begun.is_empty()) {
+            let what = format!("leader epoch {epoch} at {start} behind {before} at {end}");
+            return Err(BadCheckpoint::Content(what));
+        }
+        begun.push((epoch, start));
+    }
+    Ok(LeaderEpochs::new(begun, Some(batches_end).filter(|end| *end != NONE)))
 }
 
 fn read_producer(
@@ -165,7 +197,7 @@ fn read_producer(
 /// A producer checkpoint that cannot be read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadCheckpoint {
-    #[error("producer state has format version {0}, this version of the server reads 1 to 5")]
+    #[error("producer state has format version {0}, this version of the server reads 1 to 6")]
     Version(u8),
     #[error("producer state is truncated")]
     Truncated,
@@ -215,5 +247,5 @@ pub(crate) fn fold(
     states.replay(offsets.start, batches, offsets.end, now_ms);
     states.drop_expired(now_ms);
     states.drop_aborted(start);
-    states.encode()
+    states.encode(offsets.end)
 }

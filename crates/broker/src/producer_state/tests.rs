@@ -5,8 +5,13 @@ use std::sync::Arc;
 use kafka_protocol::ResponseError::{InvalidProducerEpoch, OutOfOrderSequenceNumber};
 
 use super::*;
+use crate::batch::without_records;
 
 const NOW: i64 = 1_000;
+/// Where these checkpoints end.
+const END: StreamOffset = StreamOffset(1_000);
+/// The end of the last batch, and the number of epochs.
+const EPOCHS_BYTES: usize = 8 + 4;
 
 fn batch(producer_id: i64, epoch: i16, base_sequence: i32, records: i32) -> BatchHeader {
     BatchHeader {
@@ -135,7 +140,7 @@ fn an_eviction_examines_only_the_evicted_producers() {
     let max = MAX_PRODUCERS as i64;
     assert_eq!(examined(&mut states, 0..max), 0);
     assert_eq!(examined(&mut states, max..max + 1_000), 1_000);
-    let mut read = ProducerStates::decode(&states.encode().unwrap(), 0).unwrap();
+    let mut read = ProducerStates::decode(&states.encode(END).unwrap(), 0).unwrap();
     assert_eq!(examined(&mut read, max + 1_000..max + 2_000), 1_000, "after a start");
 
     // Producers with an open transaction are not examined either.
@@ -177,7 +182,7 @@ fn the_oldest_producer_without_an_open_transaction_is_evicted_first() {
                 states.record(&header, offset, 0, NOW);
             }
             3 => {
-                let bytes = states.encode();
+                let bytes = states.encode(END);
                 let read = bytes.map(|bytes| ProducerStates::decode(&bytes, 0).unwrap());
                 states = read.unwrap_or_default();
             }
@@ -196,12 +201,12 @@ fn the_oldest_producer_without_an_open_transaction_is_evicted_first() {
 
 #[test]
 fn a_checkpoint_decodes_to_the_encoded_state() {
-    assert_eq!(ProducerStates::default().encode(), None);
+    assert_eq!(ProducerStates::default().encode(END), None);
     let mut states = ProducerStates::default();
     for i in 0..7 {
         states.record(&batch(i % 3, 2, 0, 4), i as u64 * 4, i, NOW);
     }
-    let bytes = states.encode().unwrap();
+    let bytes = states.encode(END).unwrap();
     assert_eq!(ProducerStates::decode(&bytes, 0).unwrap(), states);
     for len in 0..bytes.len() {
         assert!(ProducerStates::decode(&bytes[..len], 0).is_err(), "{len} bytes");
@@ -218,8 +223,76 @@ fn a_checkpoint_decodes_to_the_encoded_state() {
     let shorter = with_checksum(&content[..content.len() - 1]);
     assert_eq!(ProducerStates::decode(&shorter, 0).unwrap_err(), BadCheckpoint::Truncated);
     let mut newer = bytes.clone();
-    newer[0] = 6;
-    assert_eq!(ProducerStates::decode(&newer, 0).unwrap_err(), BadCheckpoint::Version(6));
+    newer[0] = 7;
+    assert_eq!(ProducerStates::decode(&newer, 0).unwrap_err(), BadCheckpoint::Version(7));
+}
+
+/// A batch of two records in a leader epoch.
+fn in_epoch(epoch: i32, offset: u64) -> Batch {
+    let bytes = without_records(offset, 2, epoch);
+    Batch { base: StreamOffset(offset), count: 2, max_timestamp_ms: -1, payload: bytes.into() }
+}
+
+/// However the batches are divided into uploads, with lost offsets between them and at an end.
+#[test]
+fn checkpoints_have_the_leader_epochs_of_their_batches() {
+    let log = [
+        in_epoch(0, 0),
+        in_epoch(0, 2),
+        // 4 to 20 are lost.
+        in_epoch(1, 20),
+        in_epoch(-1, 30),
+        in_epoch(1, 32),
+        in_epoch(4, 34),
+    ];
+    let offsets = [0, 2, 20, 30, 32, 34, 36].map(StreamOffset);
+    for division in 0..1 << (log.len() - 1) {
+        let (mut checkpoint, mut from) = (None, 0);
+        for to in 1..=log.len() {
+            if to < log.len() && division & (1 << (to - 1)) == 0 {
+                continue;
+            }
+            let part = offsets[from]..offsets[to];
+            checkpoint = fold(NOW, part, StreamOffset(0), checkpoint.as_deref(), &log[from..to]);
+            from = to;
+        }
+        let states = ProducerStates::decode(&checkpoint.unwrap(), NOW).unwrap();
+        let ends = [0, 1, 2, 4].map(|epoch| states.epochs.end_of(epoch).unwrap());
+        let expected = [(0, Some(4)), (1, Some(34)), (1, Some(34)), (4, None)];
+        assert_eq!(ends, expected, "division {division:b}");
+    }
+    // Without idempotent producers and losses there is no checkpoint.
+    let plain = fold(NOW, offsets[0]..offsets[1], StreamOffset(0), None, &log[..1]);
+    assert_eq!(plain, None);
+}
+
+#[test]
+fn impossible_leader_epochs_are_refused() {
+    let mut states = ProducerStates::default();
+    for (epochs, is_valid) in [
+        (vec![(1, 0), (2, 5)], true),
+        (vec![(0, 5)], false),
+        (vec![(2, 5), (2, 6)], false),
+        (vec![(2, 5), (3, 5)], false),
+    ] {
+        states.epochs = LeaderEpochs::new(epochs.clone(), Some(9));
+        let read = ProducerStates::decode(&states.encode(END).unwrap(), NOW);
+        assert_eq!(read.is_ok(), is_valid, "{epochs:?}");
+    }
+}
+
+/// Version 5 is version 6 without leader epochs.
+#[test]
+fn version_5_still_opens() {
+    let mut states = ProducerStates::default();
+    states.record(&batch(5, 1, 7, 2), 9, 11, NOW);
+    states.lost_end = 4;
+    let mut bytes = states.encode(END).unwrap();
+    bytes.truncate(bytes.len() - 4 - EPOCHS_BYTES);
+    bytes[0] = 5;
+    let crc = crc32c::crc32c(&bytes);
+    bytes.extend_from_slice(&crc.to_le_bytes());
+    assert_eq!(ProducerStates::decode(&bytes, NOW).unwrap(), states);
 }
 
 /// Version 4 is version 5 without the end of the last loss.
@@ -227,8 +300,8 @@ fn a_checkpoint_decodes_to_the_encoded_state() {
 fn version_4_still_opens() {
     let mut states = ProducerStates::default();
     states.record(&batch(5, 1, 7, 2), 9, 11, NOW);
-    let mut bytes = states.encode().unwrap();
-    bytes.truncate(bytes.len() - 4 - 8);
+    let mut bytes = states.encode(END).unwrap();
+    bytes.truncate(bytes.len() - 4 - EPOCHS_BYTES - 8);
     bytes[0] = 4;
     let crc = crc32c::crc32c(&bytes);
     bytes.extend_from_slice(&crc.to_le_bytes());
@@ -542,7 +615,7 @@ fn aborted_and_open_transactions_of_a_partition_are_limited_together() {
     assert_eq!(totals.transactions.get(), MAX as i64);
 
     // A checkpoint holds them all.
-    let bytes = producers.encode().unwrap();
+    let bytes = producers.encode(END).unwrap();
     let read = Counted::new(ProducerStates::decode(&bytes, 0).unwrap(), totals.clone());
     assert!(!read.can_track_transaction());
     assert_eq!(totals.transactions.get(), 2 * MAX as i64);

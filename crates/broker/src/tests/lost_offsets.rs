@@ -3,7 +3,11 @@
 
 use alluvium_stream::Reason;
 use bytes::Bytes;
+use kafka_protocol::error::ResponseError;
+use kafka_protocol::messages::describe_topic_partitions_request::TopicRequest;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::list_offsets_response::ListOffsetsPartitionResponse;
+use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::offset_commit_request::{
     OffsetCommitRequestPartition, OffsetCommitRequestTopic,
 };
@@ -11,7 +15,8 @@ use kafka_protocol::messages::offset_for_leader_epoch_request::{
     OffsetForLeaderPartition, OffsetForLeaderTopic,
 };
 use kafka_protocol::messages::{
-    GroupId, ListOffsetsRequest, OffsetCommitRequest, OffsetForLeaderEpochRequest, TopicName,
+    DescribeTopicPartitionsRequest, GroupId, ListOffsetsRequest, MetadataRequest,
+    OffsetCommitRequest, OffsetForLeaderEpochRequest, TopicName,
 };
 use kafka_protocol::records::{Compression, RecordBatchDecoder};
 
@@ -58,8 +63,8 @@ async fn fetched(
     (batches, partition.high_watermark, partition.last_stable_offset)
 }
 
-/// The offset and timestamp that ListOffsets returns for a time.
-async fn listed(server: &TestServer, timestamp_ms: i64) -> (i64, i64) {
+/// What ListOffsets returns for a time.
+async fn list(server: &TestServer, timestamp_ms: i64) -> ListOffsetsPartitionResponse {
     let partition = ListOffsetsPartition::default().with_timestamp(timestamp_ms);
     let topic = ListOffsetsTopic::default()
         .with_name(TopicName(text("t")))
@@ -68,18 +73,48 @@ async fn listed(server: &TestServer, timestamp_ms: i64) -> (i64, i64) {
     let response = server.client().await.call(7, &request).await;
     let partition = &response.topics[0].partitions[0];
     assert_eq!(partition.error_code, 0, "{timestamp_ms}");
+    partition.clone()
+}
+
+/// The offset and timestamp that ListOffsets returns for a time.
+async fn listed(server: &TestServer, timestamp_ms: i64) -> (i64, i64) {
+    let partition = list(server, timestamp_ms).await;
     (partition.offset, partition.timestamp)
 }
 
-async fn epoch_end(server: &TestServer) -> (i32, i64) {
-    let partition = OffsetForLeaderPartition::default().with_current_leader_epoch(0);
+/// The answer to a client that knows `current` as the leader epoch and asks where `asked` ends:
+/// error code, epoch and end.
+async fn epoch_end(server: &TestServer, current: i32, asked: i32) -> (i16, i32, i64) {
+    let partition = OffsetForLeaderPartition::default()
+        .with_current_leader_epoch(current)
+        .with_leader_epoch(asked);
     let topic = OffsetForLeaderTopic::default()
         .with_topic(TopicName(text("t")))
         .with_partitions(vec![partition]);
     let request = OffsetForLeaderEpochRequest::default().with_topics(vec![topic]);
     let response = server.client().await.call(4, &request).await;
     let partition = &response.topics[0].partitions[0];
-    (partition.leader_epoch, partition.end_offset)
+    (partition.error_code, partition.leader_epoch, partition.end_offset)
+}
+
+/// The leader epoch in Metadata and DescribeTopicPartitions.
+async fn leader_epoch(server: &TestServer) -> i32 {
+    let topic = MetadataRequestTopic::default().with_name(Some(TopicName(text("t"))));
+    let request = MetadataRequest::default().with_topics(Some(vec![topic]));
+    let response = server.client().await.call(12, &request).await;
+    let epoch = response.topics[0].partitions[0].leader_epoch;
+    let topic = TopicRequest::default().with_name(TopicName(text("t")));
+    let request = DescribeTopicPartitionsRequest::default()
+        .with_topics(vec![topic])
+        .with_response_partition_limit(10);
+    let response = server.client().await.call(0, &request).await;
+    assert_eq!(response.topics[0].partitions[0].leader_epoch, epoch);
+    epoch
+}
+
+/// The leader epoch that ListOffsets returns for a time.
+async fn epoch_listed(server: &TestServer, timestamp_ms: i64) -> i32 {
+    list(server, timestamp_ms).await.leader_epoch
 }
 
 /// Batches of two records each: those at 0 and 4 stay, those at 2 and 6 are lost.
@@ -124,7 +159,19 @@ async fn clients_pass_lost_offsets_at_the_end_and_in_the_middle() {
         ] {
             assert_eq!(listed(&server, time).await, found, "{time} in step {step}");
         }
-        assert_eq!(epoch_end(&server).await, (0, 8));
+        // Each opening that finds the damage raises the leader epoch. A consumer that has read what
+        // was lost at the end is beyond the end of its epoch.
+        let current = [1, 2, 2][step];
+        assert_eq!(leader_epoch(&server).await, current);
+        assert_eq!(epoch_end(&server, current, 0).await, (0, 0, 6));
+        assert_eq!(epoch_end(&server, current, current).await, (0, current, 8));
+        let unknown = ResponseError::UnknownLeaderEpoch.code();
+        assert_eq!(epoch_end(&server, current + 1, 0).await, (unknown, -1, -1));
+        let fenced = ResponseError::FencedLeaderEpoch.code();
+        assert_eq!(epoch_end(&server, current - 1, 0).await, (fenced, -1, -1));
+        assert_eq!(epoch_end(&server, -1, current + 1).await, (0, -1, -1));
+        assert_eq!(epoch_listed(&server, 25).await, 0);
+        assert_eq!(epoch_listed(&server, -1).await, current);
         match step {
             0 => server.crash().await,
             1 => {
@@ -141,6 +188,15 @@ async fn clients_pass_lost_offsets_at_the_end_and_in_the_middle() {
         assert_eq!(fetched(&server, from, false).await, (vec![(8, 10, 2)], 10, 10));
     }
     assert_eq!(listed(&server, 61).await, (8, 90));
+    assert_eq!((epoch_listed(&server, 25).await, epoch_listed(&server, 61).await), (0, 2));
+    // Also after its upload and a start, where nothing is lost.
+    server.store().flush().await.unwrap();
+    server.restart().await;
+    assert_eq!(leader_epoch(&server).await, 2);
+    for (asked, end) in [(0, 6), (2, 10)] {
+        assert_eq!(epoch_end(&server, 2, asked).await, (0, asked, end));
+    }
+    assert_eq!(epoch_end(&server, 2, 1).await, (0, 0, 6), "an epoch without records");
 }
 
 /// A loss in a stream with the server's own state is counted and named like one in a partition.

@@ -9,8 +9,7 @@ use alluvium_stream::{Batch, DamagedStreams, History, LogOffset, StreamId, Strea
 
 use super::STREAM_KEY;
 use super::decisions::{At, Decisions, Known, PartitionKey};
-use crate::batch::{self, BatchHeader, Outcome, Repaired};
-use crate::partition::LEADER_EPOCH;
+use crate::batch::{self, BatchHeader, NO_LEADER_EPOCH, Outcome, Repaired};
 use crate::producer_state::ProducerStates;
 use crate::{state_stream, topics};
 
@@ -167,7 +166,9 @@ fn marker(lost: &Lost, offset: u64) -> Batch {
         &mut bytes,
         if lost.is_known { Repaired::Decided } else { Repaired::Unknown },
     );
-    batch::set_base(&mut bytes, offset, LEADER_EPOCH);
+    // No leader has appended it: that it lies behind lost records must not hide the end of the
+    // epoch in which they were appended.
+    batch::set_base(&mut bytes, offset, NO_LEADER_EPOCH);
     Batch {
         base: StreamOffset(offset),
         count: 1,
