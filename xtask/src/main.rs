@@ -362,8 +362,8 @@ struct S3Options {
 #[derive(Args)]
 struct FuzzOptions {
     /// The targets: `headers`, `records`, `recovery`, `requests`; `cache_records`, `cache_hints`,
-    /// `cache_opening`; `coordination_wire`; `nbd_handshake`, `nbd_requests`; `volume_log`,
-    /// `volume_net`, `volume_store`. Default: all.
+    /// `cache_opening`; `chain`; `coordination_wire`; `nbd_handshake`, `nbd_requests`;
+    /// `volume_log`, `volume_net`, `volume_store`. Default: all.
     targets: Vec<String>,
     /// Seconds per target.
     #[arg(long, default_value_t = 60)]

@@ -4,7 +4,8 @@
 //!
 //! From the top to the bottom; no import points up in this list.
 //!
-//! - `writer.rs`: the one writer of a chain: fences, deltas, snapshots, deletion
+//! - `fuzz.rs`: the checks of the fuzz target
+//! - `writer.rs`, `clean_up.rs`: the one writer of a chain: fences and deltas; deletion
 //! - `objects.rs`: its objects in the object store; loading
 //! - `snapshot.rs`, `state.rs`: the bytes of a snapshot; the catalog as a chain has it
 //! - `entry.rs`, `body.rs`, `change.rs`: fences and deltas; their bodies; the changes in them
@@ -12,8 +13,11 @@
 
 mod body;
 mod change;
+mod clean_up;
 mod entry;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod objects;
 mod snapshot;
 mod state;
@@ -22,8 +26,9 @@ mod writer;
 
 pub use body::{Body, BodyHeader, Hints, ObjectKind, Recorded};
 pub use change::{ChainChange, ChainObject};
+pub use clean_up::{CleanUp, DELETION_AGE};
 pub use entry::Entry;
 pub use objects::{Chain, SnapshotName};
 pub use snapshot::Snapshot;
 pub use state::{ChainState, ChainStream, Gaps, Head};
-pub use writer::{ChainWriter, DELETION_AGE, Delta, Fence, FenceError, PublishError};
+pub use writer::{By, ChainWriter, Delta, Fence, FenceError, PublishError};

@@ -9,8 +9,9 @@ pub mod conformance;
 mod probe;
 mod sealed;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures::TryStreamExt;
 use object_store::path::Path;
@@ -23,7 +24,7 @@ use crate::objects::{Request, delete_object, object_size, within};
 use crate::retry::backoff;
 
 pub use probe::{ProbeError, probe_creates};
-use sealed::NUMBERS;
+pub(crate) use sealed::NUMBERS;
 pub use sealed::{DecodeError, HEADER_BYTES, MAX_BODY_BYTES, Sealed};
 pub(crate) use sealed::{Identity, link};
 
@@ -119,6 +120,8 @@ impl Sequence {
             Err(error) => return Err(error),
         }
         match self.get(object.number).await? {
+            // It was created since the header was read, by an earlier attempt.
+            Some(found) if found == *object => Ok(Attempt::Created(Created::Won)),
             Some(found) if found.nonce == object.nonce => {
                 let reason = "it has the nonce of another object".into();
                 Err(ObjectError::damaged(&name, Damage { position: 40, reason }))
@@ -174,13 +177,21 @@ impl Sequence {
     /// # Errors
     /// The object store cannot be listed.
     pub async fn listed(&self, from: u64) -> Result<Vec<u64>, ObjectError> {
+        let listed = self.listed_with_times().await?;
+        Ok(listed.into_keys().filter(|number| *number >= from).collect())
+    }
+
+    /// Returns the listed numbers, with the times at which the objects were created, by the clock
+    /// of the object store.
+    pub(crate) async fn listed_with_times(&self) -> Result<BTreeMap<u64, SystemTime>, ObjectError> {
         let prefix = Path::from(self.prefix.as_str());
         let mut listing = self.store.list(Some(&prefix));
-        let mut numbers = Vec::new();
+        let mut numbers = BTreeMap::new();
         while let Some(found) = within(Request::List, &self.prefix, listing.try_next()).await? {
-            numbers.extend(self.number(found.location.as_ref()).filter(|number| *number >= from));
+            if let Some(number) = self.number(found.location.as_ref()) {
+                numbers.insert(number, found.last_modified.into());
+            }
         }
-        numbers.sort_unstable();
         Ok(numbers)
     }
 

@@ -143,7 +143,7 @@ pub struct Body {
     pub recorded: Vec<Recorded>,
     /// The changes of the chain alone, which follow the recorded ones.
     pub own: Vec<ChainChange>,
-    /// The durable ends of streams with batches behind their uploaded ends.
+    /// The durable ends of streams with batches after their uploaded ends.
     pub hints: Hints,
 }
 

@@ -7,7 +7,7 @@ use super::body::{Body, ObjectKind, SNAPSHOT_KIND};
 use super::frame;
 use super::wire::{Reader, Writer};
 use crate::object::Damage;
-use crate::sequence::{DecodeError, MAX_BODY_BYTES, Sealed, link as link_of};
+use crate::sequence::{DecodeError, Sealed, link as link_of};
 
 const COMPRESSED: u16 = 1;
 const ELSEWHERE: u16 = 2;
@@ -49,11 +49,13 @@ pub(super) struct Elsewhere {
 }
 
 impl Entry {
-    /// Returns the bytes.
+    /// Returns the bytes. A body of more than `max_body_bytes` as it is stored is an object of its
+    /// own.
     ///
     /// # Panics
-    /// If the body is not that of this kind; see [`Body::encode`].
-    pub(super) fn seal(&self) -> SealedEntry {
+    /// If the body is not that of this kind ([`Body::encode`]), or cannot be decoded: a chain with
+    /// such an object would be lost.
+    pub(super) fn seal(&self, max_body_bytes: usize) -> SealedEntry {
         let plain = self.body.encode(self.kind);
         assert!(plain.len() as u64 <= MAX_CONTENT_BYTES, "a body of {} bytes", plain.len());
         let mut flags = 0;
@@ -66,7 +68,7 @@ impl Entry {
             }
         }
         let mut body_elsewhere = None;
-        if body.len() > MAX_BODY_BYTES {
+        if body.len() > max_body_bytes {
             flags |= ELSEWHERE;
             let mut writer = Writer::default();
             writer.u64(body.len() as u64);
@@ -82,6 +84,9 @@ impl Entry {
             previous: self.previous,
             body,
         };
+        let body = body_elsewhere.as_ref().unwrap_or(&object.body);
+        let decoded = Self::decode(&object, body);
+        assert!(decoded.is_ok_and(|decoded| decoded == *self), "an entry that cannot be decoded");
         SealedEntry { object, body_elsewhere }
     }
 
@@ -110,7 +115,7 @@ impl Entry {
     }
 
     /// Decodes an object whose body is `body`, in the object or elsewhere.
-    pub(super) fn open(object: &Sealed, body: &Bytes) -> Result<Self, DecodeError> {
+    pub(super) fn decode(object: &Sealed, body: &Bytes) -> Result<Self, DecodeError> {
         let damaged = |reason: String| Err(Damage { position: 0, reason }.into());
         if let Some(elsewhere) = Self::body_elsewhere(object)? {
             if body.len() as u64 != elsewhere.length_bytes {
@@ -143,6 +148,7 @@ mod tests {
     use super::super::body::tests::{KINDS, body};
     use super::*;
     use crate::chain::ChainChange;
+    use crate::sequence::MAX_BODY_BYTES;
 
     fn entry(kind: ObjectKind, body: Body) -> Entry {
         let nonce = Uuid::from_u128(7);
@@ -155,15 +161,15 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_opened_as_they_were_sealed() {
+    fn entries_are_decoded_as_they_were_sealed() {
         let mut random = Random::new(1);
         let mut compressed = 0;
         for kind in KINDS.repeat(200) {
             let entry = entry(kind, body(kind, &mut random));
-            let sealed = entry.seal();
+            let sealed = entry.seal(MAX_BODY_BYTES);
             compressed += u32::from(sealed.object.flags == COMPRESSED);
             assert_eq!(Entry::body_elsewhere(&sealed.object).unwrap(), None);
-            assert_eq!(Entry::open(&sealed.object, &stored(&sealed)).unwrap(), entry);
+            assert_eq!(Entry::decode(&sealed.object, &stored(&sealed)).unwrap(), entry);
             assert_eq!(sealed.object.link(), entry.link());
         }
         assert!(compressed > 0);
@@ -178,25 +184,27 @@ mod tests {
         let version = large.header.version - 1;
         large.recorded = vec![crate::chain::Recorded { version, changes }];
         let entry = entry(ObjectKind::Delta, large);
-        let sealed = entry.seal();
+        let sealed = entry.seal(MAX_BODY_BYTES);
         let body = stored(&sealed);
         assert!(body.len() > MAX_BODY_BYTES && sealed.object.body.len() == 12);
         let elsewhere = Entry::body_elsewhere(&sealed.object).unwrap().unwrap();
         assert_eq!(elsewhere.length_bytes, body.len() as u64);
-        assert_eq!(Entry::open(&sealed.object, &body).unwrap(), entry);
+        assert_eq!(Entry::decode(&sealed.object, &body).unwrap(), entry);
         // Another body.
-        assert!(Entry::open(&sealed.object, &body.slice(1..)).is_err());
+        assert!(Entry::decode(&sealed.object, &body.slice(1..)).is_err());
         let mut changed = body.to_vec();
         changed[1 << 20] ^= 1;
-        assert!(Entry::open(&sealed.object, &changed.into()).is_err());
+        assert!(Entry::decode(&sealed.object, &changed.into()).is_err());
     }
 
     #[test]
     fn unknown_kinds_and_flags_are_of_a_later_version() {
         let mut random = Random::new(1);
-        let sealed = entry(ObjectKind::Fence, body(ObjectKind::Fence, &mut random)).seal().object;
+        let sealed = entry(ObjectKind::Fence, body(ObjectKind::Fence, &mut random))
+            .seal(MAX_BODY_BYTES)
+            .object;
         for later in [Sealed { kind: 9, ..sealed.clone() }, Sealed { flags: 4, ..sealed.clone() }] {
-            let error = Entry::open(&later, &later.body).unwrap_err();
+            let error = Entry::decode(&later, &later.body).unwrap_err();
             assert!(matches!(error, DecodeError::LaterVersion(_)), "{error}");
         }
         let without_length = Sealed { flags: ELSEWHERE, body: Bytes::new(), ..sealed };

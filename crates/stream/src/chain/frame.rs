@@ -9,6 +9,8 @@ use zstd::zstd_safe::{find_frame_compressed_size, get_frame_content_size};
 use crate::object::Damage;
 use crate::sequence::DecodeError;
 
+/// The first bytes of a frame (RFC 8878).
+const MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 /// Fast, and within a few percent of slower levels for these bytes.
 const LEVEL: i32 = 1;
 /// Allocated before anything was decompressed, at most: the stated length may be wrong.
@@ -22,8 +24,10 @@ pub(super) fn compress(content: &[u8]) -> Vec<u8> {
 /// Returns the content of a frame, which has at most `most` bytes.
 pub(super) fn decompress(frame: &[u8], most: u64) -> Result<Bytes, DecodeError> {
     let damaged = |reason: String| Err(Damage { position: 0, reason }.into());
-    let Ok(Some(stated)) = get_frame_content_size(frame) else {
-        return damaged("it is no zstd frame that states its length".into());
+    let stated = match get_frame_content_size(frame) {
+        // There are also frames with content that is skipped.
+        Ok(Some(stated)) if frame.starts_with(&MAGIC) => stated,
+        _ => return damaged("it is no zstd frame that states its length".into()),
     };
     if stated > most {
         return damaged(format!("its content has {stated} bytes, more than {most}"));
@@ -54,10 +58,12 @@ mod tests {
         assert_eq!(decompress(&compress(&[]), 0).unwrap(), Bytes::new());
         assert!(decompress(&frame, most - 1).is_err(), "more than is allowed");
         assert!(decompress(&[&frame[..], &frame].concat(), most).is_err(), "two frames");
-        assert!(decompress(&[&frame[..], &[0]].concat(), most).is_err(), "a byte behind it");
+        assert!(decompress(&[&frame[..], &[0]].concat(), most).is_err(), "a byte after it");
         for length in [0, 1, 5, frame.len() / 2, frame.len() - 1] {
             assert!(decompress(&frame[..length], most).is_err(), "{length} bytes");
         }
+        let skipped = [&[0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0][..], b"abcd"].concat();
+        assert!(decompress(&skipped, most).is_err(), "content that is skipped");
         // A stream without a stated length.
         let unsized_frame = zstd::stream::encode_all(&content[..], LEVEL).unwrap();
         assert!(decompress(&unsized_frame, most).is_err());

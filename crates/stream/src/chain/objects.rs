@@ -1,7 +1,8 @@
 //! The objects of one chain. `docs/format/chain.md`, section 2.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
@@ -10,40 +11,46 @@ use uuid::Uuid;
 
 use super::entry::{Entry, SealedEntry};
 use super::snapshot::Snapshot;
-use super::state::ChainState;
+use super::state::{ChainState, Head};
 use crate::bandwidth::Bandwidth;
 use crate::naming::catalog_prefix;
 use crate::object::Damage;
 use crate::object_error::ObjectError;
 use crate::objects::{Request, StoreHandle, Writer, delete_object, within};
 use crate::request_class::RequestClass;
-use crate::sequence::{Sealed, Sequence};
+use crate::sequence::{HEADER_BYTES, MAX_BODY_BYTES, NUMBERS, Sealed, Sequence};
 
 /// Objects of the chain that are read at the same time.
 const READS: usize = 16;
 /// Bytes of a large object that one GET fetches.
 const PIECE_BYTES: u64 = 8 << 20;
+/// The greatest length of a snapshot: a header, and a body whose length has 32 bits.
+const MAX_SNAPSHOT_BYTES: u64 = HEADER_BYTES as u64 + u32::MAX as u64;
 /// Pieces of a large object that are read at the same time.
 const PIECES: usize = 4;
 
 /// A snapshot as it is listed.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotName {
     /// The number of the object that it is the state after.
     pub number: u64,
-    /// Random.
+    /// A random number.
     pub nonce: Uuid,
     /// Its length.
     pub size_bytes: u64,
+    /// When it was written, by the clock of the object store.
+    pub written: SystemTime,
 }
 
 /// Access to the chain of one store. Cheap to clone.
 #[derive(Clone)]
 pub struct Chain {
     pub(super) store: Arc<dyn ObjectStore>,
-    id: Uuid,
+    pub(super) id: Uuid,
     pub(super) prefix: String,
     pub(super) sequence: Sequence,
+    /// A longer body, as it is stored, is an object of its own.
+    pub(super) max_body_bytes: usize,
     bandwidth: Arc<Bandwidth>,
 }
 
@@ -53,7 +60,8 @@ impl Chain {
     pub fn new(store: Arc<dyn ObjectStore>, id: Uuid, retry: (Duration, Duration)) -> Self {
         let prefix = catalog_prefix(id);
         let sequence = Sequence::new(store.clone(), format!("{prefix}/chain"), retry);
-        Self { store, id, prefix, sequence, bandwidth: Arc::new(Bandwidth::new(0)) }
+        let bandwidth = Arc::new(Bandwidth::new(0));
+        Self { store, id, prefix, sequence, max_body_bytes: MAX_BODY_BYTES, bandwidth }
     }
 
     fn snapshot_name(&self, number: u64, nonce: Uuid) -> String {
@@ -78,25 +86,36 @@ impl Chain {
     /// It cannot be read, is damaged, or is of a later version.
     pub async fn read(&self, number: u64) -> Result<Option<Entry>, ObjectError> {
         match self.sequence.get(number).await? {
-            Some(object) => self.open(&object).await.map(Some),
+            Some(object) => self.decode(object).await.map(Some),
             None => Ok(None),
         }
     }
 
     /// Decodes a fence or delta, whose body may be elsewhere.
-    pub(super) async fn open(&self, object: &Sealed) -> Result<Entry, ObjectError> {
+    pub(super) async fn decode(&self, object: Sealed) -> Result<Entry, ObjectError> {
         let name = self.sequence.name(object.number);
-        let elsewhere = Entry::body_elsewhere(object).map_err(|error| error.of(&name))?;
+        let elsewhere = Entry::body_elsewhere(&object).map_err(|error| error.of(&name))?;
         let (name, body) = match elsewhere {
             None => (name, object.body.clone()),
             Some(elsewhere) => {
                 let name = self.body_name(object.number, object.nonce);
                 let body = self.read_large(&name, elsewhere.length_bytes).await;
-                (name.clone(), body.map_err(|error| missing(&name, error))?)
+                (name.clone(), body.map_err(|error| missing_body(&name, error))?)
             }
         };
-        let entry = Entry::open(object, &body).map_err(|error| error.of(&name))?;
+        let decode = move || Entry::decode(&object, &body);
+        let entry = self.blocking(&name, decode).await?.map_err(|error| error.of(&name))?;
         self.check_store(&name, entry.body.header.store).map(|()| entry)
+    }
+
+    /// Runs work on a large object where it does not delay others.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ObjectError> {
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|ended| ObjectError::failed(name, ended.to_string()))
     }
 
     /// Checks that an object states the store in its name.
@@ -109,53 +128,61 @@ impl Chain {
     }
 
     /// Loads the state after the last object; `None` if the chain has no object. Reads the newest
-    /// snapshot that counts and the objects behind it. A damaged snapshot is passed over for the
-    /// one before it.
+    /// snapshot that counts and the objects after it. A damaged snapshot is passed over for the one
+    /// before it.
     ///
     /// # Errors
     /// An object cannot be read, is damaged or missing, or is of a later version.
     pub async fn load(&self) -> Result<Option<ChainState>, ObjectError> {
         let mut snapshots = self.snapshots().await?;
         loop {
-            let base = self.newest_that_counts(&snapshots).await?;
-            let from = base.as_ref().map_or(1, |state| state.head.number);
-            let Some(last) = self.sequence.last(from.max(1)).await? else {
-                return match snapshots.iter().find(|it| it.number > 0) {
-                    Some(found) => Err(self.lost_end(found)),
-                    None => Ok(None),
-                };
-            };
-            let mut state = base;
-            let next = state.as_ref().map_or(1, |state| state.head.number + 1);
-            let mut objects = futures::stream::iter(next..=last)
-                .map(|number| async move { (number, self.read(number).await) })
-                .buffered(READS);
-            while let Some((number, entry)) = objects.next().await {
-                let Some(entry) = entry? else { return Err(self.missing(number)) };
-                self.extend(&mut state, entry)?;
+            let loaded = self.load_from(&snapshots).await;
+            if loaded.as_ref().is_err_and(|error| !error.is_loss()) {
+                return loaded;
             }
-            drop(objects);
-            let Some(mut state) = state else { return Err(self.missing(1)) };
-            self.read_on(&mut state).await?;
-            // An absent number is the end only if no snapshot is behind it: it may be that of an
-            // object that was deleted since the snapshots were listed.
+            // What was missing or damaged may have been deleted, and the end may be the number of a
+            // deleted object. Then there is a newer snapshot.
             let later = self.snapshots().await?;
-            match later.iter().find(|it| it.number > state.head.number) {
-                Some(found) if snapshots.contains(found) => return Err(self.lost_end(found)),
+            let end = match &loaded {
+                Ok(state) => state.as_ref().map_or(0, |state| state.head.number),
+                Err(_) => snapshots.first().map_or(0, |newest| newest.number),
+            };
+            match later.iter().find(|snapshot| snapshot.number > end) {
+                None => return loaded,
+                Some(found) if snapshots.contains(found) => {
+                    return loaded.and(Err(self.lost_end(found)));
+                }
                 Some(_) => snapshots = later,
-                None => return Ok(Some(state)),
             }
         }
     }
 
-    /// Loads the chain; `None` if it does not reach further than `known`.
-    pub(super) async fn load_behind(
+    /// Loads the state from the newest of these snapshots that counts.
+    async fn load_from(
         &self,
-        known: Option<&ChainState>,
-    ) -> Result<Option<Option<ChainState>>, ObjectError> {
-        let known = known.map_or(0, |state| state.head.number);
+        newest_first: &[SnapshotName],
+    ) -> Result<Option<ChainState>, ObjectError> {
+        let mut state = self.newest_that_counts(newest_first).await?;
+        let from = state.as_ref().map_or(1, |state| state.head.number).max(1);
+        let Some(last) = self.sequence.last(from).await? else { return Ok(None) };
+        let next = state.as_ref().map_or(1, |state| state.head.number + 1);
+        let mut objects = futures::stream::iter(next..=last)
+            .map(|number| async move { (number, self.sequence.get(number).await) })
+            .buffered(READS);
+        while let Some((number, object)) = objects.next().await {
+            let object = object?.ok_or_else(|| self.missing(number))?;
+            self.extend(&mut state, self.decode(object).await?)?;
+        }
+        drop(objects);
+        let mut state = state.ok_or_else(|| self.missing(1))?;
+        self.read_on(&mut state).await?;
+        Ok(Some(state))
+    }
+
+    /// Loads the chain; `None` if it does not reach further than `known`.
+    pub(super) async fn load_beyond(&self, known: u64) -> Result<Option<ChainState>, ObjectError> {
         let loaded = self.load().await?;
-        Ok(loaded.filter(|state| state.head.number > known).map(Some))
+        Ok(loaded.filter(|state| state.head.number > known))
     }
 
     /// Applies the objects that were created since the state was read. Returns whether there were
@@ -164,31 +191,33 @@ impl Chain {
     /// # Errors
     /// As [`Self::load`].
     pub async fn follow(&self, state: &mut ChainState) -> Result<bool, ObjectError> {
-        if self.read_on(state).await? {
-            return Ok(true);
-        }
-        let snapshots = self.snapshots().await?;
-        if snapshots.iter().all(|snapshot| snapshot.number <= state.head.number) {
-            return Ok(false);
-        }
-        // The next object was deleted since: the reader was away for long.
-        match self.load().await? {
-            Some(now) => *state = now,
-            None => return Err(self.missing(state.head.number + 1)),
-        }
-        Ok(true)
-    }
-
-    /// Applies the objects behind `state`, up to the first number that is absent.
-    async fn read_on(&self, state: &mut ChainState) -> Result<bool, ObjectError> {
         let before = state.head.number;
-        while let Some(entry) = self.read(state.head.number + 1).await? {
-            self.apply(state, entry)?;
+        let mut next = state.clone();
+        let error = match self.read_on(&mut next).await {
+            Err(error) if !error.is_loss() => return Err(error),
+            read => read.err(),
+        };
+        let snapshots = self.snapshots().await?;
+        let is_end = snapshots.iter().all(|snapshot| snapshot.number <= next.head.number);
+        if error.is_some() || !is_end {
+            // The reader was away for long: numbers after its state are those of deleted objects,
+            // which openings that began again may have used.
+            let missing = || error.unwrap_or_else(|| self.missing(next.head.number + 1));
+            next = self.load_beyond(before).await?.ok_or_else(missing)?;
         }
+        *state = next;
         Ok(state.head.number > before)
     }
 
-    pub(super) fn apply(&self, state: &mut ChainState, entry: Entry) -> Result<(), ObjectError> {
+    /// Applies the objects after `state`, up to the first number that is absent.
+    pub(super) async fn read_on(&self, state: &mut ChainState) -> Result<(), ObjectError> {
+        while let Some(entry) = self.read(state.head.number + 1).await? {
+            self.apply(state, entry)?;
+        }
+        Ok(())
+    }
+
+    fn apply(&self, state: &mut ChainState, entry: Entry) -> Result<(), ObjectError> {
         let name = self.sequence.name(entry.number);
         state.apply(entry).map_err(|damage| ObjectError::damaged(&name, damage))
     }
@@ -210,22 +239,30 @@ impl Chain {
         Ok(())
     }
 
-    /// Returns the state of the newest snapshot that counts.
+    /// Returns the state of the newest snapshot that counts. Of two with one number, that of a
+    /// rebuild is the newer one.
     async fn newest_that_counts(
         &self,
         newest_first: &[SnapshotName],
     ) -> Result<Option<ChainState>, ObjectError> {
+        let mut found: Option<ChainState> = None;
         for name in newest_first {
+            match &found {
+                Some(state) if state.head.is_snapshot || state.head.number > name.number => break,
+                _ => {}
+            }
             match self.read_snapshot(name).await {
-                Ok(Some(snapshot)) => return Ok(Some(snapshot.state)),
-                Ok(None) => {}
+                Ok(Some(snapshot)) if found.is_none() || snapshot.state.head.is_snapshot => {
+                    found = Some(snapshot.state);
+                }
+                Ok(_) => {}
                 Err(error) if error.is_loss() => {
-                    tracing::warn!("the snapshot before it is used: {error}");
+                    tracing::warn!("a snapshot of the catalog is passed over: {error}");
                 }
                 Err(error) => return Err(error),
             }
         }
-        Ok(None)
+        Ok(found)
     }
 
     /// Reads a snapshot; `None` if it does not count.
@@ -234,28 +271,30 @@ impl Chain {
         listed: &SnapshotName,
     ) -> Result<Option<Snapshot>, ObjectError> {
         let snapshot = self.decode_snapshot(listed).await?;
-        let counts = match snapshot.previous {
-            // Of a migration or rebuild: the fence behind it names it.
-            0 => match self.read(listed.number + 1).await? {
-                Some(fence) => fence.previous == snapshot.state.head.link,
-                None => false,
-            },
-            link => self.sequence.identity(listed.number).await?.is_some_and(|it| it.link == link),
+        let Head { number, link, is_snapshot, .. } = snapshot.state.head;
+        let counts = match is_snapshot {
+            true => {
+                let next = self.sequence.identity(number + 1).await?;
+                next.is_some_and(|next| next.previous == link)
+            }
+            false => self.sequence.identity(number).await?.is_some_and(|it| it.link == link),
         };
         Ok(counts.then_some(snapshot))
     }
 
     /// Reads a snapshot, whether or not it counts.
-    async fn decode_snapshot(
+    pub(super) async fn decode_snapshot(
         &self,
-        &SnapshotName { number, nonce, size_bytes }: &SnapshotName,
+        &SnapshotName { number, nonce, size_bytes, .. }: &SnapshotName,
     ) -> Result<Snapshot, ObjectError> {
         let name = self.snapshot_name(number, nonce);
+        if size_bytes > MAX_SNAPSHOT_BYTES {
+            let reason = format!("a snapshot of {size_bytes} bytes");
+            return Err(ObjectError::damaged(&name, Damage { position: 0, reason }));
+        }
         let bytes = self.read_large(&name, size_bytes).await?;
         let decode = move || Snapshot::decode(number, nonce, &bytes);
-        let decoded = tokio::task::spawn_blocking(decode).await;
-        let decoded = decoded.map_err(|ended| ObjectError::failed(&name, ended.to_string()))?;
-        let snapshot = decoded.map_err(|error| error.of(&name))?;
+        let snapshot = self.blocking(&name, decode).await?.map_err(|error| error.of(&name))?;
         self.check_store(&name, snapshot.state.header.store).map(|()| snapshot)
     }
 
@@ -270,9 +309,10 @@ impl Chain {
             let Some((number, nonce)) = numbered(&prefix, found.location.as_ref()) else {
                 continue;
             };
-            snapshots.push(SnapshotName { number, nonce, size_bytes: found.size });
+            let (size_bytes, written) = (found.size, found.last_modified.into());
+            snapshots.push(SnapshotName { number, nonce, size_bytes, written });
         }
-        snapshots.sort_unstable_by(|one, other| other.cmp(one));
+        snapshots.sort_unstable_by_key(|snapshot| Reverse((snapshot.number, snapshot.nonce)));
         Ok(snapshots)
     }
 
@@ -286,19 +326,15 @@ impl Chain {
         Ok(found)
     }
 
-    /// Writes a snapshot of the state after an object of the chain.
+    /// Writes a snapshot. Returns its length.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub async fn write_snapshot(&self, snapshot: Snapshot) -> Result<SnapshotName, ObjectError> {
-        let (number, nonce) = (snapshot.state.head.number, snapshot.nonce);
-        let name = self.snapshot_name(number, nonce);
-        let encoded = tokio::task::spawn_blocking(move || snapshot.encode());
-        let encoded =
-            encoded.await.map_err(|ended| ObjectError::failed(&name, ended.to_string()))?;
-        let size_bytes = encoded.iter().map(|part| part.len() as u64).sum();
+    /// It cannot be written. Nothing depends on it.
+    pub async fn write_snapshot(&self, snapshot: Snapshot) -> Result<u64, ObjectError> {
+        let name = self.snapshot_name(snapshot.state.head.number, snapshot.nonce);
+        let encoded = self.blocking(&name, move || snapshot.encode()).await?;
         self.write_large(&name, &encoded).await?;
-        Ok(SnapshotName { number, nonce, size_bytes })
+        Ok(encoded.iter().map(|part| part.len() as u64).sum())
     }
 
     pub(super) async fn delete_snapshot(&self, name: &SnapshotName) -> Result<(), ObjectError> {
@@ -323,8 +359,10 @@ impl Chain {
             writer.finish().await
         };
         let written = write.await;
+        // The object stays if it is there: an earlier attempt may have completed it, and the object
+        // of the chain may have been created since.
         if written.is_err()
-            && let Err(left) = writer.abort().await
+            && let Err(left) = writer.abort_parts().await
         {
             tracing::debug!("could not remove an abandoned object: {left}");
         }
@@ -356,7 +394,7 @@ impl Chain {
         ObjectError::damaged(&self.sequence.name(number), Damage { position: 0, reason })
     }
 
-    /// Returns the error for a snapshot behind the end of the chain.
+    /// Returns the error for a snapshot beyond the end of the chain.
     fn lost_end(&self, snapshot: &SnapshotName) -> ObjectError {
         let name = self.snapshot_name(snapshot.number, snapshot.nonce);
         let reason = format!("it is missing, and {name} shows that it existed");
@@ -365,8 +403,8 @@ impl Chain {
     }
 }
 
-/// Returns an object that must exist as missing, if the error says that it does not.
-fn missing(name: &str, error: ObjectError) -> ObjectError {
+/// Returns damage in place of the error that the body does not exist.
+fn missing_body(name: &str, error: ObjectError) -> ObjectError {
     match error.is_not_found() {
         true => {
             let reason = "the body of an object of the chain is missing".into();
@@ -380,7 +418,8 @@ fn missing(name: &str, error: ObjectError) -> ObjectError {
 pub(super) fn numbered(prefix: &str, name: &str) -> Option<(u64, Uuid)> {
     let (number, nonce) = name.strip_prefix(prefix)?.strip_prefix('/')?.split_once('-')?;
     let found = (u64::from_str_radix(number, 16).ok()?, Uuid::try_parse(nonce).ok()?);
-    let is_exact = name == format!("{prefix}/{:016x}-{}", found.0, found.1.simple());
+    let is_valid = found.0 == 0 || NUMBERS.contains(&found.0);
+    let is_exact = is_valid && name == format!("{prefix}/{:016x}-{}", found.0, found.1.simple());
     is_exact.then_some(found)
 }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+#[cfg(any(test, fuzzing))]
+use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use uuid::Uuid;
 
@@ -14,11 +16,11 @@ use super::wire::{Reader, Writer};
 use crate::catalog::Incarnation;
 use crate::fields::{u32_at, u64_at};
 use crate::object::Damage;
-use crate::sequence::{DecodeError, Sealed};
+use crate::sequence::{DecodeError, Sealed, link as link_of};
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 /// The number of sections, whose kinds are 1 to this.
-const SECTIONS: usize = 7;
+pub(super) const SECTIONS: usize = 7;
 const RESERVED_AT: usize = BodyHeader::BYTES;
 const LARGEST_COUNT_AT: usize = RESERVED_AT + 8;
 const SECTIONS_AT: usize = LARGEST_COUNT_AT + 4;
@@ -32,21 +34,34 @@ const MAX_CONTENT_BYTES: u64 = 1 << 32;
 /// The greatest length of a body.
 const MAX_BODY_BYTES: usize = u32::MAX as usize;
 
-/// A snapshot, which is the state after an object.
+/// A snapshot: the state after an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Random; in the name of the object.
+    /// A random number in the name of the object.
     pub nonce: Uuid,
-    /// The link of the object with its number; 0 if it was made by a migration or a rebuild.
-    pub previous: u64,
-    /// The state, whose link is that of the object with its number, or of the snapshot itself.
+    /// The state. Of a migration or a rebuild its link is that of the snapshot itself.
     pub state: ChainState,
 }
 
 impl Snapshot {
     /// Returns a snapshot of the state after an object of the chain.
     pub fn of(state: ChainState) -> Self {
-        Self { nonce: Uuid::new_v4(), previous: state.head.link, state }
+        Self { nonce: Uuid::new_v4(), state }
+    }
+
+    /// Returns the snapshot with which a migration or a rebuild begins.
+    pub fn of_new_base(mut state: ChainState) -> Self {
+        let nonce = Uuid::new_v4();
+        state.head = Head { link: link_of(nonce), is_snapshot: true, ..state.head };
+        Self { nonce, state }
+    }
+
+    /// The link of the object with its number; 0 if it was made by a migration or a rebuild.
+    pub(super) fn previous(&self) -> u64 {
+        match self.state.head.is_snapshot {
+            true => 0,
+            false => self.state.head.link,
+        }
     }
 
     /// Returns the bytes: the header, then the body.
@@ -54,27 +69,18 @@ impl Snapshot {
     /// # Panics
     /// If the body has 4 GiB or more.
     pub fn encode(&self) -> [Bytes; 2] {
-        let sections = sections(&self.state).map(|content| frame::compress(&content));
-        let mut writer = Writer::default();
-        self.state.header.encode(&mut writer);
-        writer.u64(self.state.reserved.0);
-        writer.u32(self.state.largest_count);
-        writer.u32(SECTIONS as u32);
-        let mut position = CONTENTS_AT;
-        for (kind, section) in (1..).zip(&sections) {
-            writer.u32(kind);
-            writer.u32(crc32c::crc32c(section));
-            writer.u64(position as u64);
-            writer.u64(section.len() as u64);
-            position += section.len();
-        }
-        let mut body = writer.finish();
-        body.reserve_exact(4 + position - CONTENTS_AT);
-        body.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
-        sections.iter().for_each(|section| body.extend_from_slice(section));
-        let Head { number, term, .. } = self.state.head;
-        let (nonce, previous, body) = (self.nonce, self.previous, Bytes::from(body));
-        let object = Sealed { kind: SNAPSHOT_KIND, flags: 0, term, number, nonce, previous, body };
+        let ChainState { head, header, reserved, largest_count, .. } = &self.state;
+        let sections = sections(&self.state);
+        let body = encode_body(header, reserved.0, *largest_count, &sections);
+        let object = Sealed {
+            kind: SNAPSHOT_KIND,
+            flags: 0,
+            term: head.term,
+            number: head.number,
+            nonce: self.nonce,
+            previous: self.previous(),
+            body,
+        };
         [object.header(), object.body]
     }
 
@@ -96,6 +102,9 @@ impl Snapshot {
             return reader.invalid("it has another nonce than its name");
         }
         let header = BodyHeader::decode(reader)?;
+        if header.covers > header.version {
+            return reader.invalid("it covers more than its version");
+        }
         let (reserved, largest_count) = (reader.u64()?, reader.u32()?);
         let count = reader.u32()?;
         if count as usize != SECTIONS {
@@ -121,7 +130,7 @@ impl Snapshot {
             previous => previous,
         };
         let state = ChainState {
-            head: Head { number, link, term: object.term },
+            head: Head { number, link, term: object.term, is_snapshot: object.previous == 0 },
             header,
             reserved: StreamId(reserved),
             largest_count,
@@ -132,8 +141,61 @@ impl Snapshot {
             gaps: decode_gaps(&content(5)?)?,
             hints: decode_hints(&mut Reader::new(&hints), |_, reader| !reader.is_empty())?,
         };
-        Ok(Self { nonce, previous: object.previous, state })
+        Ok(Self { nonce, state })
     }
+}
+
+/// Returns a body with these contents of sections.
+fn encode_body(
+    header: &BodyHeader,
+    reserved: u64,
+    largest_count: u32,
+    contents: &[impl AsRef<[u8]>; SECTIONS],
+) -> Bytes {
+    let sections = contents.each_ref().map(|content| frame::compress(content.as_ref()));
+    let mut writer = Writer::default();
+    header.encode(&mut writer);
+    writer.u64(reserved);
+    writer.u32(largest_count);
+    writer.u32(SECTIONS as u32);
+    let mut position = CONTENTS_AT;
+    for (kind, section) in (1..).zip(&sections) {
+        writer.u32(kind);
+        writer.u32(crc32c::crc32c(section));
+        writer.u64(position as u64);
+        writer.u64(section.len() as u64);
+        position += section.len();
+    }
+    let mut body = writer.finish();
+    body.reserve_exact(4 + position - CONTENTS_AT);
+    body.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
+    sections.iter().for_each(|section| body.extend_from_slice(section));
+    body.into()
+}
+
+/// Returns the nonce and the bytes of a snapshot after number 1 with these contents of sections.
+#[cfg(any(test, fuzzing))]
+pub(super) fn with_sections(contents: &[&[u8]; SECTIONS]) -> (Uuid, Bytes) {
+    let nonce = Uuid::from_u128(3);
+    let header = BodyHeader {
+        store: Uuid::nil(),
+        wal: Uuid::nil(),
+        incarnation: Uuid::nil(),
+        version: 1 << 32,
+        epoch: 0,
+        opening: 1,
+        node: 0,
+        is_clean: false,
+        written_at_ms: 0,
+        covers: 0,
+        cut: LogOffset(0),
+        wal_mark: 0,
+        next_stream: StreamId(0),
+    };
+    let body = encode_body(&header, 0, 0, contents);
+    let object =
+        Sealed { kind: SNAPSHOT_KIND, flags: 0, term: 0, number: 1, nonce, previous: 1, body };
+    (nonce, [object.header(), object.body].concat().into())
 }
 
 /// The position of each section, and its checksum.
@@ -257,8 +319,11 @@ fn decode_ranges(
             return reader.invalid(format!("ranges of stream {id}, which does not exist"));
         };
         let count = reader.count()?;
+        if count == 0 {
+            return reader.invalid(format!("stream {id} is listed without ranges"));
+        }
         // Each has at least 5 bytes, so a wrong number allocates little more than the content.
-        stream.ranges.reserve_exact(count.min(content.len() / 5));
+        stream.ranges.reserve_exact(count.min(reader.left() / 5));
         for _ in 0..count {
             let range = decode_range_fields(reader)?;
             if stream.ranges.last().is_some_and(|last| last.end > range.start) {

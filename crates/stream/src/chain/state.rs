@@ -20,6 +20,8 @@ pub struct Head {
     pub link: u64,
     /// The term that holds after it.
     pub term: u32,
+    /// It is not an object of the chain, but the snapshot of a migration or a rebuild.
+    pub is_snapshot: bool,
 }
 
 /// What a chain has of a stream.
@@ -41,7 +43,7 @@ pub struct ChainStream {
     pub ranges: Vec<ObjectRange>,
 }
 
-/// Offsets that were lost, by stream and first offset; the values are the offsets behind them.
+/// Offsets that were lost, by stream and first offset; the values are the offsets after them.
 pub type Gaps = BTreeMap<(StreamId, StreamOffset), StreamOffset>;
 
 /// The catalog after an object of the chain. It does not have what was recorded in the WAL since.
@@ -65,7 +67,7 @@ pub struct ChainState {
     pub incarnations: Vec<Incarnation>,
     /// Lost offsets that the start of their stream has not passed.
     pub gaps: Gaps,
-    /// The durable ends of streams with batches behind their uploaded ends.
+    /// The durable ends of streams with batches after their uploaded ends.
     pub hints: Hints,
 }
 
@@ -76,9 +78,12 @@ impl ChainState {
     /// The object cannot be the first one.
     pub fn first(entry: Entry) -> Result<Self, Damage> {
         let Entry { number, previous, term, kind, .. } = entry;
+        if (number, previous, kind) != (1, 0, ObjectKind::Fence) {
+            return damaged("it is not the first object of a chain");
+        }
         let before = BodyHeader { version: 0, opening: 0, covers: 0, ..entry.body.header.clone() };
-        let state = Self {
-            head: Head { number: 0, link: 0, term },
+        let mut state = Self {
+            head: Head { number: 0, link: 0, term, is_snapshot: false },
             header: BodyHeader { epoch: 0, is_clean: false, ..before },
             reserved: StreamId(0),
             largest_count: 0,
@@ -89,10 +94,6 @@ impl ChainState {
             gaps: Gaps::new(),
             hints: Hints::new(),
         };
-        if (number, previous, kind) != (1, 0, ObjectKind::Fence) {
-            return damaged("it is not the first object of a chain");
-        }
-        let mut state = state;
         state.apply(entry)?;
         Ok(state)
     }
@@ -115,7 +116,7 @@ impl ChainState {
         for change in recorded.chain(body.own) {
             self.change(change, version_before);
         }
-        self.head = Head { number, link, term };
+        self.head = Head { number, link, term, is_snapshot: false };
         self.header = BodyHeader { epoch: newest_epoch, ..body.header };
         self.hints = body.hints;
         Ok(())
@@ -123,7 +124,7 @@ impl ChainState {
 
     /// Checks that an object extends this one. Its changes are not checked: a chain with a change
     /// that is refused would be lost.
-    fn check(&self, entry: &Entry) -> Result<(), Damage> {
+    pub(super) fn check(&self, entry: &Entry) -> Result<(), Damage> {
         let (then, now) = (&self.header, &entry.body.header);
         if entry.number != self.head.number + 1 || entry.previous != self.head.link {
             return damaged("it does not extend the object before it");

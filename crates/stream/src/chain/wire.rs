@@ -86,9 +86,14 @@ impl<'a> Reader<'a> {
         Err(DecodeError::LaterVersion(reason))
     }
 
+    /// The number of bytes that were not taken.
+    pub(super) fn left(&self) -> usize {
+        self.bytes.len() - self.at
+    }
+
     /// Whether all bytes were taken.
     pub(super) fn is_empty(&self) -> bool {
-        self.at == self.bytes.len()
+        self.left() == 0
     }
 
     /// Takes this number of bytes.
@@ -181,7 +186,7 @@ impl<'a> Reader<'a> {
     /// Takes the number of elements that follow, each of which has at least one byte.
     pub(super) fn count(&mut self) -> Result<usize> {
         let count = self.varint()?;
-        let left = self.bytes.len() - self.at;
+        let left = self.left();
         match usize::try_from(count).ok().filter(|count| *count <= left) {
             Some(count) => Ok(count),
             None => self.invalid(format!("{count} elements in {left} bytes")),
@@ -203,9 +208,9 @@ impl<'a> Reader<'a> {
 
     /// Checks that no byte is left.
     pub(super) fn end(&self) -> Result<()> {
-        match self.bytes.len() - self.at {
+        match self.left() {
             0 => Ok(()),
-            left => self.invalid(format!("{left} bytes behind the last field")),
+            left => self.invalid(format!("{left} bytes after the last field")),
         }
     }
 }

@@ -121,15 +121,19 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
+    /// Removes the parts of an object that was not completed. An object that was completed without
+    /// an answer stays.
+    pub(crate) async fn abort_parts(&mut self) -> Result<(), ObjectError> {
+        let Some(Large { mut upload, mut parts }) = self.large.take() else { return Ok(()) };
+        // A part that arrives after the abort would remain.
+        parts.shutdown().await;
+        within(Request::Abort, self.name, upload.abort()).await
+    }
+
     /// Removes what was written, as far as the object store allows it. Remaining parts cost money
     /// until the bucket's lifecycle rule removes them.
-    pub(crate) async fn abort(self) -> Result<(), ObjectError> {
-        let mut result = Ok(());
-        if let Some(Large { mut upload, mut parts }) = self.large {
-            // A part that arrives after the abort would remain.
-            parts.shutdown().await;
-            result = within(Request::Abort, self.name, upload.abort()).await;
-        }
+    pub(crate) async fn abort(mut self) -> Result<(), ObjectError> {
+        let result = self.abort_parts().await;
         // A request without a response may have created the object even so.
         match within(Request::Delete, self.name, self.handle.store.delete(&self.name.into())).await
         {

@@ -14,7 +14,7 @@ const MAGIC: [u8; 8] = *b"ALLUVSEQ";
 const VERSION: u32 = 1;
 
 /// The numbers of objects.
-pub(super) const NUMBERS: Range<u64> = 1..1 << 63;
+pub(crate) const NUMBERS: Range<u64> = 1..1 << 63;
 
 /// Length of the header.
 pub const HEADER_BYTES: usize = 64;
@@ -179,7 +179,7 @@ fn checked_header(number: u64, bytes: &[u8]) -> Result<&[u8], DecodeError> {
     Ok(header)
 }
 
-/// Kind and nonce in the header of the object with a number.
+/// Returns what the header of the object with a number states.
 ///
 /// # Errors
 /// As [`Sealed::decode`], as far as the header shows it.
@@ -187,7 +187,7 @@ pub(crate) fn identify(number: u64, bytes: &[u8]) -> Result<Identity, DecodeErro
     let header = checked_header(number, bytes)?;
     let kind = u16::from_le_bytes([header[KIND_AT], header[KIND_AT + 1]]);
     let nonce = Uuid::from_slice(&header[NONCE_AT..PREVIOUS_AT]).expect("16 bytes");
-    Ok(Identity { kind, link: link(nonce) })
+    Ok(Identity { kind, link: link(nonce), previous: u64_at(header, PREVIOUS_AT) })
 }
 
 /// What distinguishes an object from others of its number.
@@ -197,6 +197,8 @@ pub(crate) struct Identity {
     pub(crate) kind: u16,
     /// See [`Sealed::link`].
     pub(crate) link: u64,
+    /// See [`Sealed::previous`].
+    pub(crate) previous: u64,
 }
 
 /// Returns what an object that extends the one with this nonce states as `previous`.

@@ -19,7 +19,7 @@ fn a_state_is_read_from_a_snapshot_as_from_the_objects_before_it() {
             let snapshot = Snapshot::of(builder.state.clone());
             assert_eq!(decode(&snapshot, &whole(&snapshot)).unwrap(), snapshot, "seed {seed}");
         }
-        // The objects behind the snapshot extend it.
+        // The objects after the snapshot extend it.
         let snapshot = Snapshot::of(builder.state.clone());
         let mut read = decode(&snapshot, &whole(&snapshot)).unwrap().state;
         let entry = builder.next();
@@ -30,10 +30,21 @@ fn a_state_is_read_from_a_snapshot_as_from_the_objects_before_it() {
 }
 
 #[test]
+fn a_snapshot_has_the_fields_beside_its_sections() {
+    let mut state = Builder::new(1).state;
+    state.head.term = 9;
+    state.reserved = StreamId(8);
+    state.largest_count = 7;
+    let snapshot = Snapshot::of(state);
+    assert_eq!(decode(&snapshot, &whole(&snapshot)).unwrap(), snapshot);
+}
+
+#[test]
 fn a_snapshot_of_a_migration_has_its_own_link() {
     let state = Builder::new(1).state;
-    let snapshot = Snapshot { previous: 0, ..Snapshot::of(state) };
+    let snapshot = Snapshot::of_new_base(state);
     let read = decode(&snapshot, &whole(&snapshot)).unwrap();
+    assert_eq!(read, snapshot);
     assert_eq!(read.state.head.link, crate::sequence::link(snapshot.nonce));
 }
 
@@ -126,7 +137,7 @@ fn other_sections_are_of_a_later_version() {
     let mut body = body.to_vec();
     body[SECTIONS_AT] = 8;
     let Head { number, term, .. } = snapshot.state.head;
-    let (nonce, previous, body) = (snapshot.nonce, snapshot.previous, body.into());
+    let (nonce, previous, body) = (snapshot.nonce, snapshot.previous(), body.into());
     let later = Sealed { kind: SNAPSHOT_KIND, flags: 0, term, number, nonce, previous, body };
     let bytes = [later.header(), later.body].concat().into();
     let error = decode(&snapshot, &bytes).unwrap_err();

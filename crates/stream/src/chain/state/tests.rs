@@ -22,7 +22,7 @@ pub(in crate::chain) struct Builder {
 fn fence(state: Option<&ChainState>, own: Vec<ChainChange>) -> Entry {
     let (head, then) = match state {
         Some(state) => (state.head, Some(&state.header)),
-        None => (Head { number: 0, link: 0, term: 0 }, None),
+        None => (Head { number: 0, link: 0, term: 0, is_snapshot: false }, None),
     };
     let opening = then.map_or(1, |then| then.opening + 1);
     let header = BodyHeader {
@@ -263,7 +263,8 @@ fn a_change_of_what_is_gone_is_passed_over() {
 
 #[test]
 fn only_the_next_object_of_the_chain_is_applied() {
-    let state = ChainState::first(fence(None, Vec::new())).unwrap();
+    let first = Entry { term: 5, ..fence(None, Vec::new()) };
+    let state = ChainState::first(first).unwrap();
     let next = delta(&state, Vec::new(), Vec::new());
     let take_over = fence(Some(&state), Vec::new());
     type Change = Box<dyn Fn(&mut Entry)>;
@@ -278,7 +279,8 @@ fn only_the_next_object_of_the_chain_is_applied() {
         Box::new(|entry| entry.body.header.opening += 1),
         Box::new(|entry| entry.body.recorded = vec![Recorded { version: 0, changes: vec![] }]),
     ];
-    let of_fence: [Change; 2] = [
+    let of_fence: [Change; 3] = [
+        Box::new(|entry| entry.term -= 1),
         Box::new(|entry| entry.body.header.opening -= 1),
         Box::new(|entry| entry.body.header.version = 1 << 32),
     ];
@@ -316,4 +318,87 @@ fn the_epoch_is_that_of_the_newest_delta_of_the_wal() {
     other.body.header.wal = STORE;
     state.apply(other).unwrap();
     assert_eq!((state.header.epoch, state.header.wal), (0, STORE));
+}
+
+fn range(object: u64, start: u64, end: u64) -> ObjectRange {
+    let (start, end) = (StreamOffset(start), StreamOffset(end));
+    ObjectRange { object: ObjectId(object), start, end, payload_bytes: 1, max_timestamp_ms: 1 }
+}
+
+fn uploaded(range: ObjectRange, checkpoint: Option<Bytes>) -> ChainChange {
+    ChainChange::Uploaded(Uploaded {
+        stream: StreamId(1),
+        uploaded_end: range.end,
+        start: StreamOffset(0),
+        checkpoint,
+        range: Some(range),
+    })
+}
+
+/// A state with stream 1.
+fn with_stream() -> ChainState {
+    let mut state = ChainState::first(fence(None, Vec::new())).unwrap();
+    let id = StreamId(1);
+    let changes = vec![ChainChange::CreateStream { id, kind: 0, label: Bytes::new() }];
+    let version = state.header.version + 1;
+    state.apply(delta(&state, vec![Recorded { version, changes }], Vec::new())).unwrap();
+    state
+}
+
+#[test]
+fn an_upload_replaces_the_checkpoint_and_a_range_that_has_no_place_is_left_out() {
+    let mut state = with_stream();
+    for (change, checkpoint, ranges) in [
+        (uploaded(range(1, 0, 10), Some(Bytes::from_static(b"a"))), Some("a"), 1),
+        (uploaded(range(2, 9, 20), Some(Bytes::from_static(b"b"))), Some("b"), 1),
+        (uploaded(range(3, 20, 30), None), None, 2),
+    ] {
+        state.apply(delta(&state, Vec::new(), vec![change])).unwrap();
+        let stream = &state.streams[&StreamId(1)];
+        assert_eq!(stream.checkpoint.as_deref(), checkpoint.map(str::as_bytes));
+        assert_eq!(stream.ranges.len(), ranges);
+    }
+    assert_eq!(state.streams[&StreamId(1)].uploaded_end, StreamOffset(30));
+}
+
+#[test]
+fn a_replacement_that_overlaps_what_stays_does_nothing() {
+    let mut state = with_stream();
+    let ranges = [range(1, 0, 10), range(2, 10, 20), range(3, 20, 30)];
+    let own = ranges.iter().map(|range| uploaded(range.clone(), None)).collect();
+    state.apply(delta(&state, Vec::new(), own)).unwrap();
+    let replaced = |old: &[u64], new| {
+        let old = old.iter().copied().map(StreamOffset).collect();
+        ChainChange::Replaced(Replaced { stream: StreamId(1), old, new })
+    };
+    for (old, new, expected) in [
+        (vec![0, 10], range(4, 0, 25), ranges.to_vec()),
+        (vec![0, 10], range(4, 0, 20), vec![range(4, 0, 20), range(3, 20, 30)]),
+        // Of the old ranges one is gone already.
+        (vec![0, 5], range(5, 0, 20), vec![range(5, 0, 20), range(3, 20, 30)]),
+    ] {
+        state.apply(delta(&state, Vec::new(), vec![replaced(&old, new)])).unwrap();
+        assert_eq!(state.streams[&StreamId(1)].ranges, expected);
+    }
+}
+
+#[test]
+fn limits_only_rise_and_the_last_incarnations_are_kept() {
+    let mut state = with_stream();
+    for (reserved, count) in [(50, 7), (40, 9), (60, 8)] {
+        let own =
+            vec![ChainChange::ReserveStreams(StreamId(reserved)), ChainChange::LargestCount(count)];
+        state.apply(delta(&state, Vec::new(), own)).unwrap();
+    }
+    assert_eq!((state.reserved, state.largest_count), (StreamId(60), 9));
+    let mut versions = Vec::new();
+    for number in 0..INCARNATIONS_KEPT as u64 + 2 {
+        versions.push(state.header.version);
+        let id = Uuid::from_u128(number.into());
+        state.apply(fence(Some(&state), vec![ChainChange::BeginIncarnation(id)])).unwrap();
+    }
+    assert_eq!(state.incarnations.len(), INCARNATIONS_KEPT);
+    let [first, .., last] = &state.incarnations[..] else { panic!("there are some") };
+    assert_eq!((first.after_version, first.id), (versions[2], Uuid::from_u128(2)));
+    assert_eq!(Some(&last.after_version), versions.last());
 }

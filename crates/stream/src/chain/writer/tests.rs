@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use alluvium_device::sim::Random;
 use async_trait::async_trait;
@@ -15,16 +16,19 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
-    ObjectStore, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    Result,
 };
 use parking_lot::Mutex;
 
 use super::*;
+use crate::chain::CleanUp;
+use crate::sequence::Sealed;
 
 const STORE: Uuid = Uuid::from_u128(1);
 const WAL: Uuid = Uuid::from_u128(2);
 /// Age at which objects are deleted: longer than it takes to load a chain.
-const KEPT: Duration = Duration::from_secs(1000);
+const KEPT: Duration = Duration::from_secs(300);
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
 /// An object store with faults.
@@ -47,6 +51,7 @@ struct Created {
     first: BTreeMap<u64, Bytes>,
     /// Numbers that were used before.
     again: Vec<u64>,
+    bodies: BTreeMap<Path, Bytes>,
 }
 
 impl Faulty {
@@ -66,7 +71,7 @@ impl Faulty {
     async fn fault(&self) -> u64 {
         let (delay, fault) = {
             let mut random = self.random.lock();
-            let most = if random.chance(0.1) { 20_000 } else { 50 };
+            let most = if random.chance(0.1) { 4000 } else { 50 };
             let has_fault = random.below(100) < self.fault_percent;
             (random.below(most), if has_fault { 1 + random.below(3) } else { 0 })
         };
@@ -79,16 +84,39 @@ impl Faulty {
         let is_create = options.mode == PutMode::Create;
         let bytes = Bytes::from_iter(data.iter().flatten().copied());
         let result = self.inner.put_opts(&to, data, options).await?;
+        let mut created = self.created.lock();
         if is_create {
             let number = u64::from_str_radix(to.filename().unwrap(), 16).unwrap();
-            let mut created = self.created.lock();
             match created.first.entry(number) {
                 Entry::Vacant(entry) => drop(entry.insert(bytes)),
                 Entry::Occupied(_) => created.again.push(number),
             }
+        } else {
+            created.bodies.insert(to.clone(), bytes);
         }
         self.written.lock().insert(to, self.start.elapsed());
         Ok(result)
+    }
+
+    async fn delete(&self, name: Path) -> Result<Path> {
+        match self.fault().await {
+            0 => {}
+            1 => return Self::failed(),
+            2 => {
+                let _ = self.inner.delete(&name).await;
+                return Self::failed();
+            }
+            _ => {
+                let (inner, name) = (self.inner.clone(), name.clone());
+                let delay = Duration::from_secs(self.random.lock().below(100));
+                tokio::spawn(async move {
+                    tokio::time::sleep(delay).await;
+                    let _ = inner.delete(&name).await;
+                });
+                return Self::failed();
+            }
+        }
+        self.inner.delete(&name).await.map(|()| name)
     }
 
     fn failed<T>() -> Result<T> {
@@ -117,8 +145,14 @@ impl ObjectStore for Faulty {
         options: PutOptions,
     ) -> Result<PutResult> {
         let this = self.clone();
+        let (is_create, name) = (options.mode == PutMode::Create, to.to_string());
         let to = to.clone();
         let request = async move { this.put(to, data, options).await };
+        // S3 answers a create that meets another one with 409.
+        if is_create && self.random.lock().below(200) < self.fault_percent {
+            let source = "409 ConditionalRequestConflict".into();
+            return Err(Error::AlreadyExists { path: name, source });
+        }
         match self.fault().await {
             0 => request.await,
             1 => Self::failed(),
@@ -156,7 +190,12 @@ impl ObjectStore for Faulty {
         &self,
         names: BoxStream<'static, Result<Path>>,
     ) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(names)
+        let this = self.clone();
+        let delete = move |name: Result<Path>| {
+            let this = this.clone();
+            async move { this.delete(name?).await }
+        };
+        names.then(delete).boxed()
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
@@ -164,14 +203,26 @@ impl ObjectStore for Faulty {
         if is_of_snapshots && self.hides_snapshots {
             return futures::stream::empty().boxed();
         }
-        let written = self.written.clone();
-        let with_time = move |object: Result<ObjectMeta>| {
-            let mut object = object?;
-            let time = SystemTime::UNIX_EPOCH + written.lock()[&object.location];
-            object.last_modified = time.into();
-            Ok(object)
+        let (this, prefix) = (self.clone(), prefix.cloned());
+        let listing = async move {
+            if this.fault().await != 0 {
+                return futures::stream::iter([Self::failed()]).boxed();
+            }
+            let with_time = move |object: Result<ObjectMeta>| {
+                let mut object = object?;
+                let time = SystemTime::UNIX_EPOCH + this.written.lock()[&object.location];
+                object.last_modified = time.into();
+                Ok(object)
+            };
+            // Names in no particular order.
+            let mut found: Vec<_> = this.inner.list(prefix.as_ref()).map(with_time).collect().await;
+            if !found.is_empty() {
+                let first = this.random.lock().index(found.len());
+                found.rotate_left(first);
+            }
+            futures::stream::iter(found).boxed()
         };
-        self.inner.list(prefix).map(with_time).boxed()
+        futures::stream::once(listing).flatten().boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
@@ -187,6 +238,8 @@ impl ObjectStore for Faulty {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     Nothing,
+    /// No rule, but the deletion of this module instead of that of the product.
+    DeletesHere,
     /// Fences are deleted like other objects.
     KeepsNoFence,
     /// The object right below a fence is deleted like others.
@@ -238,15 +291,30 @@ struct Server {
 impl Server {
     async fn run(mut self) -> Outcome {
         for _ in 0..6 {
-            let Ok(state) = self.chain.load().await else { continue };
+            let state = match self.chain.load().await {
+                Ok(state) => state,
+                Err(error) if error.is_loss() => return Err(format!("a load: {error}")),
+                Err(_) => continue,
+            };
             self.sleep(5000).await;
             if let Some(mut writer) = self.open(state).await? {
-                while !self.random.chance(0.03) && self.work(&mut writer).await? {
+                let mut clean_up = CleanUp::new(self.chain.clone());
+                while !self.random.chance(0.02) && self.work(&mut writer, &mut clean_up).await? {
                     self.sleep(2000).await;
+                    if writer.is_frozen() && self.random.chance(0.3) {
+                        // It is replaced meanwhile, with a delta in flight.
+                        self.sleep(5 * KEPT.as_millis() as u64).await;
+                    }
                 }
             }
         }
         Ok(())
+    }
+
+    /// Returns a deadline for a request, which often permits only one attempt.
+    fn deadline(&mut self) -> Instant {
+        let most_ms = if self.random.chance(0.5) { 1 } else { 30_000 };
+        Instant::now() + Duration::from_millis(self.random.below(most_ms))
     }
 
     /// Sleeps for at most this long, and sometimes much longer than objects are kept.
@@ -265,7 +333,6 @@ impl Server {
         let decide = |state: Option<&ChainState>| {
             decisions += 1;
             Ok::<_, ()>(Fence {
-                store: STORE,
                 wal: WAL,
                 epoch: least_epoch.max(state.map_or(0, |state| state.header.epoch)),
                 incarnation: Uuid::new_v4(),
@@ -276,11 +343,11 @@ impl Server {
                 hints: Hints::new(),
             })
         };
-        let until = Instant::now() + Duration::from_millis(self.random.below(30_000));
+        let until = self.deadline();
         let chain = match self.world.broken {
             Broken::ListsNoSnapshots => {
                 let objects = Faulty { hides_snapshots: true, ..self.world.objects.clone() };
-                Chain::new(Arc::new(objects), STORE, RETRY)
+                chain(objects)
             }
             _ => self.chain.clone(),
         };
@@ -295,7 +362,7 @@ impl Server {
         seen.fences.push((state.header.opening, state.head.number));
         seen.happened.opened += 1;
         seen.happened.began_again += usize::from(decisions > 1);
-        // What was published before this opening began; later ones may be behind its fence.
+        // What was published before this opening began; later ones may be after its fence.
         match known.iter().find(|(key, value)| state.meta.get(*key) != Some(value)) {
             Some((key, _)) => Err(format!("{key} was published, and an opening lacks it")),
             None => Ok(Some(writer)),
@@ -303,23 +370,31 @@ impl Server {
     }
 
     /// Returns false if the server has stopped.
-    async fn work(&mut self, writer: &mut ChainWriter) -> std::result::Result<bool, String> {
+    async fn work(
+        &mut self,
+        writer: &mut ChainWriter,
+        clean_up: &mut CleanUp,
+    ) -> std::result::Result<bool, String> {
         let world = self.world.clone();
         match self.random.below(20) {
             0 | 1 => {
-                let is_written = writer.write_snapshot().await.is_ok();
+                let snapshot = Snapshot::of(writer.state().clone());
+                let is_written = self.chain.write_snapshot(snapshot).await.is_ok();
                 world.seen.lock().happened.snapshots += usize::from(is_written);
             }
-            2 => match world.broken {
-                Broken::KeepsNoFence | Broken::KeepsFencesAlone => {
-                    // What is left is deleted by a later one.
-                    let _ = self.clean_up_wrongly().await;
+            2 => {
+                let deleted = match world.broken {
+                    Broken::DeletesHere | Broken::KeepsNoFence | Broken::KeepsFencesAlone => {
+                        self.clean_up_here().await
+                    }
+                    _ => clean_up.run(KEPT).await,
+                };
+                match deleted {
+                    Ok(deleted) => world.seen.lock().happened.deleted += deleted,
+                    Err(error) if error.is_loss() => return Err(format!("clean-up: {error}")),
+                    Err(_) => {}
                 }
-                _ => {
-                    let deleted = writer.clean_up(KEPT).await.unwrap_or(0);
-                    world.seen.lock().happened.deleted += deleted;
-                }
-            },
+            }
             _ => return self.publish(writer).await,
         }
         Ok(true)
@@ -336,7 +411,10 @@ impl Server {
                 seen.next_value += 1;
                 format!("{}", seen.next_value)
             };
-            let value = Bytes::from(vec![7; self.random.index(40)]);
+            // Some bodies are objects of their own.
+            let length = if self.random.chance(0.3) { 400 } else { 40 };
+            let length = self.random.index(length);
+            let value: Bytes = (0..length).map(|_| self.random.next_u64() as u8).collect();
             let version = writer.state().header.version;
             let changes = vec![ChainChange::PutMeta { key, value }];
             writer.freeze(Delta {
@@ -351,8 +429,8 @@ impl Server {
                 written_at_ms: 0,
             });
         }
-        let (entry, _) = writer.frozen.clone().unwrap();
-        let until = Instant::now() + Duration::from_millis(self.random.below(30_000));
+        let entry = writer.frozen.clone().unwrap().entry;
+        let until = self.deadline();
         let result = writer.publish(until).await;
         let mut seen = world.seen.lock();
         match result {
@@ -362,7 +440,7 @@ impl Server {
                     seen.fences.iter().find(|(it, fence)| *it > opening && *fence <= entry.number);
                 if let Some((later, fence)) = later {
                     return Err(format!(
-                        "opening {opening} has published number {} behind fence {fence} of \
+                        "opening {opening} has published number {} after fence {fence} of \
                          opening {later}",
                         entry.number
                     ));
@@ -377,11 +455,15 @@ impl Server {
                 seen.happened.published += 1;
                 Ok(true)
             }
-            Err(PublishError::Fenced { incarnation, .. }) => {
+            Err(PublishError::Fenced { by, .. }) => {
                 seen.happened.fenced += 1;
-                match incarnation == entry.body.header.incarnation {
-                    true => Err("a server was fenced by itself".into()),
-                    false => Ok(false),
+                match by {
+                    By::Server { incarnation, .. }
+                        if incarnation == entry.body.header.incarnation =>
+                    {
+                        Err("a server was fenced by itself".into())
+                    }
+                    _ => Ok(false),
                 }
             }
             Err(PublishError::Object(error)) if !error.is_loss() => Ok(true),
@@ -389,27 +471,46 @@ impl Server {
         }
     }
 
-    /// Deletes without one of the rules.
-    async fn clean_up_wrongly(&mut self) -> std::result::Result<(), ObjectError> {
+    /// Deletes as [`CleanUp`], or without one of its rules.
+    async fn clean_up_here(&mut self) -> std::result::Result<usize, ObjectError> {
         let chain = &self.chain;
         let snapshots = chain.snapshots().await?;
-        let objects = chain.list(&format!("{}/chain", chain.prefix)).await?;
-        let newest = objects.iter().map(|object| object.last_modified).max();
-        let (Some(second), Some(newest)) = (snapshots.get(1), newest) else { return Ok(()) };
-        for object in objects.iter().filter(|object| object.last_modified + KEPT <= newest) {
-            let number = u64::from_str_radix(object.location.filename().unwrap(), 16).unwrap();
-            let found = chain.sequence.identity(number).await?;
-            let is_fence = found.is_some_and(|it| it.kind == ObjectKind::Fence.number());
-            let is_kept = is_fence && self.world.broken == Broken::KeepsFencesAlone;
-            if number < second.number && !is_kept {
-                chain.sequence.delete([number]).await?;
+        let objects = chain.sequence.listed_with_times().await?;
+        let (Some(second), Some((_, newest))) = (snapshots.get(1), objects.last_key_value()) else {
+            return Ok(0);
+        };
+        let is_old = |written: SystemTime| written + KEPT <= *newest;
+        let mut deleted = 0;
+        for (number, written) in &objects {
+            if *number >= second.number || !is_old(*written) || !is_old(second.written) {
+                continue;
+            }
+            let is_fence = async |number: u64| {
+                let found = chain.sequence.identity(number).await?;
+                Ok(found.is_some_and(|it| it.kind == ObjectKind::Fence.number()))
+            };
+            let stays = match self.world.broken {
+                Broken::KeepsNoFence => false,
+                Broken::KeepsFencesAlone => is_fence(*number).await?,
+                _ => is_fence(*number).await? || is_fence(*number + 1).await?,
+            };
+            if !stays {
+                chain.sequence.delete([*number]).await?;
+                deleted += 1;
             }
         }
-        for snapshot in &snapshots[2..] {
+        for snapshot in snapshots[2..].iter().filter(|snapshot| is_old(snapshot.written)) {
             chain.delete_snapshot(snapshot).await?;
         }
-        Ok(())
+        Ok(deleted)
     }
+}
+
+/// The chain as a server sees it: bodies of more than 200 bytes are objects of their own.
+fn chain(objects: Faulty) -> Chain {
+    let mut chain = Chain::new(Arc::new(objects), STORE, RETRY);
+    chain.max_body_bytes = 200;
+    chain
 }
 
 /// Compares the chain with everything that was ever created.
@@ -425,9 +526,12 @@ async fn check(world: &World) -> Outcome {
         }
     }
     let mut state = None;
-    for (number, bytes) in &world.objects.created.lock().first {
-        let object = crate::sequence::Sealed::decode(*number, bytes).unwrap();
-        let entry = super::Entry::open(&object, &object.body).unwrap();
+    let created = world.objects.created.lock();
+    for (number, bytes) in &created.first {
+        let object = Sealed::decode(*number, bytes).unwrap();
+        let name = format!("{}/{number:016x}-{}", quiet.bodies_prefix(), object.nonce.simple());
+        let body = created.bodies.get(&name.as_str().into()).unwrap_or(&object.body);
+        let entry = super::Entry::decode(&object, body).unwrap();
         quiet.extend(&mut state, entry).map_err(|error| error.to_string())?;
     }
     match state.as_ref() == Some(&loaded) {
@@ -442,7 +546,7 @@ async fn run(seed: u64, broken: Broken) -> std::result::Result<Happened, String>
     let objects = Faulty::new(seed, fault_percent);
     let world = Arc::new(World { objects: objects.clone(), broken, seen: Mutex::default() });
     let servers = (0..3).map(|node| {
-        let chain = Chain::new(Arc::new(objects.clone()), STORE, RETRY);
+        let chain = chain(objects.clone());
         let random = Random::new(random.next_u64());
         tokio::spawn(Server { node, random, chain, world: world.clone() }.run())
     });
@@ -484,16 +588,22 @@ fn one_server_at_a_time_has_the_chain_and_nothing_published_is_lost() {
     assert!(deleted > 0 && began_again > 0);
 }
 
+/// Where the error is, by which the absence of a rule is found.
 #[test]
 fn each_broken_rule_is_found() {
-    for broken in [
-        Broken::KeepsNoFence,
-        Broken::KeepsFencesAlone,
-        Broken::ListsNoSnapshots,
-        Broken::RewritesAfterTimeout,
+    for (broken, expected) in [
+        (Broken::KeepsNoFence, ["is not the object that this server knows", "after fence"]),
+        (Broken::KeepsFencesAlone, ["is not the object that this server knows", "created twice"]),
+        (Broken::ListsNoSnapshots, ["and an opening lacks it", "published and is lost"]),
+        (Broken::RewritesAfterTimeout, ["fenced by itself", "fenced by itself"]),
     ] {
         let found = (0..2000).find_map(|seed| in_simulated_time(run(seed, broken)).err());
         let found = found.unwrap_or_else(|| panic!("{broken:?} is not found"));
+        assert!(expected.iter().any(|text| found.contains(text)), "{broken:?}: {found}");
         println!("{broken:?}: {found}");
+    }
+    for seed in 0..seeds(30) {
+        in_simulated_time(run(seed, Broken::DeletesHere))
+            .unwrap_or_else(|error| panic!("seed {seed}, no rule is broken: {error}"));
     }
 }
