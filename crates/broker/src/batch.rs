@@ -294,8 +294,8 @@ fn set_crc(batch: &mut [u8]) {
     batch[CRC..CRC + 4].copy_from_slice(&crc.to_be_bytes());
 }
 
-/// The header of a batch that the server assembles. It has no producer, and the only leader epoch
-/// that there is.
+/// The header of a batch that the server assembles. It has no producer; [`set_base`] sets the
+/// leader epoch.
 pub(crate) struct Assembled {
     pub(crate) base_offset: u64,
     pub(crate) last_offset_delta: i32,

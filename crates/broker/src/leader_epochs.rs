@@ -1,15 +1,18 @@
-//! The leader epochs of a partition, as Kafka's `LeaderEpochFileCache` has them (KIP-101, KIP-320):
-//! a pure function of the partition's batches, which carry the epochs of their leaders.
+//! The leader epochs of a partition, as Kafka's `LeaderEpochFileCache` has them (KIP-101, KIP-320).
+//! They are derived from the partition's batches, which carry the epochs of their leaders, and from
+//! the epoch of the current leader.
 //!
 //! There is one leader, so an epoch begins only with an opening that may have lost records. An
 //! earlier epoch ends where its last batch ends. A consumer that has read lost records is beyond
 //! that, asks for the end of the epoch in which it has read, and learns of the loss.
 
+use crate::batch::NO_LEADER_EPOCH;
+
 /// The first epoch, which begins with the partition.
 const FIRST: i32 = 0;
 /// The greatest number of epochs that are remembered. Beyond it the oldest are forgotten; their
 /// records then count as those of the first epoch.
-pub(crate) const MOST_EPOCHS: usize = 1024;
+pub(crate) const MOST_EPOCHS: usize = 64;
 
 /// An epoch, and the offset at which the batches before it end.
 pub(crate) type Begun = (i32, u64);
@@ -41,7 +44,7 @@ impl LeaderEpochs {
         self.batches_end.get_or_insert(from);
     }
 
-    /// Records a batch. One with epoch -1 belongs to the epoch of the batch before it.
+    /// Records a batch. One with epoch -1 is ignored: no leader has appended it.
     pub(crate) fn appended(&mut self, epoch: i32, end: u64) {
         if epoch < FIRST {
             return;
@@ -56,7 +59,7 @@ impl LeaderEpochs {
             return;
         }
         let start = self.batches_end.expect("the end was set before");
-        // An epoch without batches is none.
+        // An epoch without batches is forgotten.
         self.begun.retain(|(_, begun)| *begun < start);
         self.begun.push((epoch, start));
         let excess = self.begun.len().saturating_sub(MOST_EPOCHS);
@@ -68,8 +71,8 @@ impl LeaderEpochs {
         self.begun.last().map_or(FIRST, |(epoch, _)| *epoch)
     }
 
-    /// Returns the greatest epoch that is at most `epoch`, and its end: `None` if it is the newest
-    /// one, which has not ended. Returns nothing for an epoch that has not begun or is negative.
+    /// Returns the greatest epoch that is at most `epoch`, with its end, or `Some((epoch, None))`
+    /// for the newest one, which has not ended; `None` if `epoch` has not begun or is negative.
     /// Kafka's `LeaderEpochFileCache.endOffsetFor`.
     pub(crate) fn end_of(&self, epoch: i32) -> Option<(i32, Option<u64>)> {
         if !(FIRST..=self.newest()).contains(&epoch) {
@@ -80,10 +83,16 @@ impl LeaderEpochs {
         Some((found, self.begun.get(after).map(|(_, start)| *start)))
     }
 
-    /// Returns the epoch in which the record at an offset was or will be appended.
+    /// Returns the epoch of the batch at an offset, or of the next one after it. -1 if that is an
+    /// epoch without batches: it would be forgotten if no batch follows before the next epoch
+    /// begins, and its end would then be below the offset, although nothing there was lost.
     pub(crate) fn at(&self, offset: u64) -> i32 {
         let after = self.begun.partition_point(|(_, start)| *start <= offset);
-        after.checked_sub(1).map_or(FIRST, |at| self.begun[at].0)
+        match after.checked_sub(1).map(|at| self.begun[at]) {
+            None => FIRST,
+            Some((_, start)) if self.batches_end == Some(start) => NO_LEADER_EPOCH,
+            Some((epoch, _)) => epoch,
+        }
     }
 }
 
@@ -116,9 +125,12 @@ mod tests {
         ] {
             assert_eq!(epochs.end_of(asked), answer, "epoch {asked}");
         }
-        for (offset, epoch) in [(0, 0), (9, 0), (10, 2), (25, 2), (30, 3), (1 << 40, 3)] {
+        for (offset, epoch) in [(0, 0), (9, 0), (10, 2), (25, 2), (30, -1), (1 << 40, -1)] {
             assert_eq!(epochs.at(offset), epoch, "offset {offset}");
         }
+        let mut epochs = epochs;
+        epochs.appended(3, 50);
+        assert_eq!((epochs.at(30), epochs.at(1 << 40)), (3, 3));
         let untouched = LeaderEpochs::default();
         assert_eq!((untouched.end_of(0), untouched.at(7)), (Some((0, None)), 0));
     }

@@ -18,6 +18,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::batch::{self, BatchHeader, NO_LEADER_EPOCH, Outcome, Repaired};
 use crate::configs::AppendRules;
 use crate::errors::ApiError;
+use crate::leader_epochs::LeaderEpochs;
 use crate::producer_state::{
     Aborted, ActiveProducer, BadCheckpoint, Counted, ProducerStates, Totals, Verdict,
 };
@@ -43,6 +44,10 @@ pub(crate) struct Partition {
     totals: Arc<Totals>,
     /// The epoch in which batches are appended; see [`crate::leader_epochs`].
     leader_epoch: i32,
+    /// As of the opening.
+    epochs: LeaderEpochs,
+    /// The end of the stream at the opening.
+    opened_end: StreamOffset,
     /// Whether recovery found that records are lost.
     has_lost: bool,
     /// The markers that recovery wrote in place of lost ones.
@@ -126,7 +131,8 @@ impl Partition {
         };
         let repaired =
             producers.replay(replay.checkpoint_end, &replay.batches, replay.end, started_ms);
-        producers.epochs.begin(leader_epoch);
+        let mut epochs = producers.take_epochs();
+        epochs.begin(leader_epoch);
         producers.start_clock(started_ms);
         producers.drop_aborted(clean_end.max(stream.start_offset()));
         stream.raise_checkpoint_start(clean_end);
@@ -139,6 +145,8 @@ impl Partition {
             refused_transactions: AtomicU64::new(0),
             totals,
             leader_epoch,
+            epochs,
+            opened_end: replay.end,
             repaired,
             has_lost: !replay.gaps().is_empty(),
             started,
@@ -351,10 +359,8 @@ impl Partition {
         let append =
             self.stream.append(NewBatch { base, count: 1, max_timestamp_ms: now_ms, payload })?;
         let (now_ms, durable_end) = (self.now_ms(), self.stream.durable_end());
-        let leader_epoch = self.leader_epoch;
         producers.change(|producers| {
             producers.record_marker(&header, outcome, base.0, now_ms);
-            producers.epochs.appended(leader_epoch, base.0 + 1);
             producers.drop_ended(durable_end);
         });
         self.drop_aborted(producers, self.stream.start_offset());
@@ -399,17 +405,22 @@ impl Partition {
         self.leader_epoch
     }
 
-    /// The epoch of the record at an offset, or the one that it will be appended in.
+    /// The leader epoch of the record at an offset, or of the next one after it; -1 if there is no
+    /// such record and the epoch has no other.
     pub(crate) fn leader_epoch_at(&self, offset: StreamOffset) -> i32 {
-        self.producers.lock().epochs.at(offset.0)
+        match self.epochs.at(offset.0) {
+            // Batches were appended in it since.
+            NO_LEADER_EPOCH if self.stream.next_offset() > self.opened_end => self.leader_epoch,
+            epoch => epoch,
+        }
     }
 
-    /// The greatest leader epoch that is at most `epoch`, and the offset behind its last record;
-    /// `None` if `epoch` has not begun.
+    /// The greatest leader epoch that is at most `epoch`, and the offset after its last record, but
+    /// at least the log start; `None` if `epoch` has not begun.
     pub(crate) fn end_of_leader_epoch(&self, epoch: i32) -> Option<(i32, i64)> {
-        let (found, end) = self.producers.lock().epochs.end_of(epoch)?;
+        let (found, end) = self.epochs.end_of(epoch)?;
         let end = end.map_or_else(|| self.high_watermark(), |end| kafka_offset(StreamOffset(end)));
-        Some((found, end))
+        Some((found, end.max(self.log_start())))
     }
 
     /// Appends a batch that passed [`batch::check_produced`]; `header` is its header. Waits for
@@ -502,10 +513,7 @@ impl Partition {
             }
         })?;
         let now_ms = self.now_ms();
-        producers.change(|producers| {
-            producers.record(header, base.0, max_timestamp_ms, now_ms);
-            producers.epochs.appended(self.leader_epoch, base.0 + u64::from(header.offsets()));
-        });
+        producers.change(|producers| producers.record(header, base.0, max_timestamp_ms, now_ms));
         Ok(Appended {
             base_offset: base,
             log_append_time_ms,

@@ -133,8 +133,8 @@ pub(crate) struct ProducerStates {
     /// The end of the last range of lost offsets. It may have contained batches of any producer, so
     /// the sequence of a producer that has appended nothing since is not exactly known.
     lost_end: u64,
-    /// Not of producers, but derived from the same batches.
-    pub(crate) epochs: LeaderEpochs,
+    /// The partition's leader epochs, which are derived from the same batches.
+    epochs: LeaderEpochs,
 }
 
 /// Advances a sequence number. These run from 0 to `i32::MAX` and then begin at 0 again:
@@ -499,6 +499,11 @@ impl ProducerStates {
         }
         self.ending.clear();
         repaired
+    }
+
+    /// Removes the leader epochs. They do not change while a partition is open.
+    pub(crate) fn take_epochs(&mut self) -> LeaderEpochs {
+        std::mem::take(&mut self.epochs)
     }
 
     /// The first offset of the producer's open transaction.

@@ -114,7 +114,7 @@ pub(crate) fn recover(
     let bound = kept_count.filter(|kept| replay.largest_count <= kept.0);
     replay.skip_lost(&report, uploaded, bound.unwrap_or(LargestCount::UNKNOWN));
     replay.repair(fold, report.start).map_err(StoreError::Failed)?;
-    let mut done = vec![Change::WalMarked(mark)];
+    let mut done = Vec::new();
     // What is skipped must be in the log before a lower bound is recorded, with which the next
     // recovery would skip less.
     let is_noted =
@@ -127,23 +127,25 @@ pub(crate) fn recover(
         done.push(largest_count.change());
     }
     let missing_end = (report.end < uploaded).then_some(report.end..uploaded);
-    let kept_term = term(&replay.meta);
-    let mut term = kept_term;
+    let mut term = term(&replay.meta);
+    let mut noted = vec![Change::WalMarked(mark)];
     if !(replay.gaps.is_empty() && report.damage.is_empty() && missing_end.is_none()) {
         term += 1;
-        done.push(Change::PutMeta { key: TERM_KEY.into(), value: term.to_string().into() });
+        let (key, value) = (TERM_KEY.to_owned(), term.to_string().into_bytes());
+        replay.meta.insert(key.clone(), value.clone());
+        noted.push(Change::PutMeta { key, value });
     }
+    done.extend(noted.iter().cloned());
     if is_noted && missing_end.is_some() {
         // What was skipped is in the log, so the next start does not report the missing end again.
         done.push(Change::LogUploaded(report.end));
     }
     let version = match catalog.commit(&done) {
         // What is not recorded now is found again by the next start, or is recorded when there is
-        // space.
+        // space. The term is needed before anything is appended.
         Err(CatalogError::Full(_)) => {
             largest_count = kept_count.unwrap_or(LargestCount::UNKNOWN);
-            term = kept_term;
-            catalog.commit(&[Change::WalMarked(mark)])?
+            catalog.commit(&noted)?
         }
         committed => committed?,
     };

@@ -314,6 +314,23 @@ async fn the_term_counts_the_openings_that_may_have_lost_records() {
     assert_eq!(server.store.term(), 2, "the damage was trimmed");
 }
 
+/// Also if the damaged part was uploaded: it is not known what else it held.
+#[tokio::test]
+async fn damage_of_what_was_uploaded_raises_the_term() {
+    let mut world = world(HOUR);
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let streams = create(&server, 1).await;
+    fill(&server, &streams, 0..3).await;
+    server.catalog.set(CatalogMode::LosesAnswersOfUploads);
+    server.store.flush().await.unwrap_err();
+    server.crash(&mut world);
+    let range = batch_at(&world.disk, streams[0], 2);
+    Part::Payload.damage(&world.disk, &range);
+    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    assert_eq!((server.recovery.gaps.len(), server.recovery.wal.damage.len()), (0, 1));
+    assert_eq!(server.store.term(), 1);
+}
+
 /// The bound holds for batches of any size: a larger one is appended when the catalog records it.
 #[tokio::test]
 async fn a_batch_larger_than_all_before_is_appended_once_the_catalog_records_its_size() {

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use alluvium_stream::{FetchError, Fetched, StreamOffset, Watch};
 
 use super::{Answer, Context, Refused};
-use crate::batch;
+use crate::batch::{self, NO_LEADER_EPOCH};
 use crate::errors::ApiError;
 use crate::partition::{Partition, ReadSnapshot, kafka_offset};
 use crate::quotas::Bound;
@@ -129,11 +129,7 @@ impl Read {
             aborted = partition.aborted_among(from, &fetched.batches, snapshot)?;
         }
         let batches = match fetched.batches.is_empty() {
-            true if gap.is_empty() => Vec::new(),
-            true => {
-                let leader_epoch = partition.leader_epoch_at(gap.start);
-                without_records(gap, leader_epoch, limit_bytes)
-            }
+            true => without_records(gap, limit_bytes),
             false => fetched.batches.into_iter().map(|batch| batch.payload).collect(),
         };
         Some(Self {
@@ -590,12 +586,14 @@ fn locate(cx: &Context, target: &FetchTarget, read_committed: bool) -> Result<So
 
 /// Builds batches without records that cover `gap`: as many as are within the limit, but at least
 /// one.
-fn without_records(gap: Range<StreamOffset>, leader_epoch: i32, limit_bytes: usize) -> Vec<Bytes> {
+fn without_records(gap: Range<StreamOffset>, limit_bytes: usize) -> Vec<Bytes> {
     let most = (limit_bytes / batch::HEADER_BYTES).clamp(1, MOST_WITHOUT_RECORDS);
     let starts = (gap.start.0..gap.end.0).step_by(batch::MOST_OFFSETS as usize).take(most);
     let batch = |start: u64| {
         let count = (gap.end.0 - start).min(batch::MOST_OFFSETS);
-        batch::without_records(start, count, leader_epoch).into()
+        // No leader has appended it. With an epoch, a consumer that passes it could be beyond the
+        // end of that epoch later.
+        batch::without_records(start, count, NO_LEADER_EPOCH).into()
     };
     starts.map(batch).collect()
 }
@@ -646,7 +644,7 @@ mod tests {
     fn a_gap_is_covered_by_batches_of_at_most_2_to_the_31_offsets() {
         let covered = |gap: Range<u64>, limit_bytes| {
             let gap = StreamOffset(gap.start)..StreamOffset(gap.end);
-            let batches = without_records(gap, 0, limit_bytes);
+            let batches = without_records(gap, limit_bytes);
             let header = |batch: &Bytes| batch::BatchHeader::parse(batch).unwrap();
             let range = |header: batch::BatchHeader| {
                 (header.base_offset, i64::from(header.last_offset_delta) + 1)

@@ -32,7 +32,8 @@ pub(super) async fn handle(
         .with_topics(request.topics.into_iter().map(topic).collect())
 }
 
-/// The greatest epoch that is at most the wanted one, and its end; `None` if that has not begun.
+/// The greatest epoch that is at most the wanted one, and its end; `None` if the wanted epoch has
+/// not begun.
 fn end_offset(
     cx: &Context,
     topic: &str,

@@ -6,7 +6,7 @@ use std::ops::Range;
 use alluvium_stream::{Batch, StreamOffset};
 
 use super::{Aborted, Producer, ProducerStates, REMEMBERED_BATCHES, Seen};
-use crate::leader_epochs::{Begun, LeaderEpochs};
+use crate::leader_epochs::{Begun, LeaderEpochs, MOST_EPOCHS};
 
 const FORMAT_VERSION: u8 = 6;
 /// The version without transactions.
@@ -137,9 +137,12 @@ fn read_epochs(reader: &mut Reader<'_>) -> Result<LeaderEpochs, BadCheckpoint> {
     for _ in 0..count {
         let (epoch, start) =
             (i32::from_le_bytes(reader.take()?), u64::from_le_bytes(reader.take()?));
-        let (before, end) = begun.last().copied().unwrap_or((0, 0));
-        if epoch <= before || (start <= end && !begun.is_empty()) {
-            let what = format!("leader epoch {epoch} at {start} behind {before} at {end}");
+        let is_next = match begun.last() {
+            None => epoch > 0,
+            Some((before, end)) => epoch > *before && start > *end,
+        };
+        if !is_next || begun.len() == MOST_EPOCHS {
+            let what = format!("leader epoch {epoch} at {start} after {:?}", begun.last());
             return Err(BadCheckpoint::Content(what));
         }
         begun.push((epoch, start));

@@ -20,9 +20,10 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::records::{Compression, RecordBatchDecoder};
 
+use super::deleting::delete;
 use super::harness::{TestServer, fetch, stored, text};
-use crate::batch::BatchHeader;
 use crate::batch::tests::{encode, plain};
+use crate::batch::{self, BatchHeader};
 
 /// Damages the records of the log that hold these bytes.
 pub(super) fn damage(wal: &mut [u8], batches: &[Bytes]) {
@@ -57,6 +58,9 @@ async fn fetched(
     let mut batches = Vec::new();
     while let Some(header) = BatchHeader::parse(&rest) {
         let end = header.base_offset + i64::from(header.last_offset_delta) + 1;
+        // A batch that only covers lost offsets has none.
+        let epoch = batch::leader_epoch(&rest);
+        assert_eq!(epoch == -1, header.record_count == 0, "{epoch} at {}", header.base_offset);
         batches.push((header.base_offset, end, header.record_count));
         rest = rest.slice(header.len_bytes..);
     }
@@ -171,7 +175,8 @@ async fn clients_pass_lost_offsets_at_the_end_and_in_the_middle() {
         assert_eq!(epoch_end(&server, current - 1, 0).await, (fenced, -1, -1));
         assert_eq!(epoch_end(&server, -1, current + 1).await, (0, -1, -1));
         assert_eq!(epoch_listed(&server, 25).await, 0);
-        assert_eq!(epoch_listed(&server, -1).await, current);
+        // It has no record, and is forgotten if the next opening raises the epoch again.
+        assert_eq!(epoch_listed(&server, -1).await, -1);
         match step {
             0 => server.crash().await,
             1 => {
@@ -197,6 +202,29 @@ async fn clients_pass_lost_offsets_at_the_end_and_in_the_middle() {
         assert_eq!(epoch_end(&server, 2, asked).await, (0, asked, end));
     }
     assert_eq!(epoch_end(&server, 2, 1).await, (0, 0, 6), "an epoch without records");
+    // A topic that is created later has no other epoch.
+    server.topic("later", 1, &[]).await;
+    assert_eq!(server.client().await.produce("later", 0, &next).await, (0, 0));
+    let found = server.client().await.fetch("later", 0, 0).await;
+    assert_eq!(batch::leader_epoch(&found.2), 2);
+}
+
+/// A consumer that has read everything before the log start has read nothing that was lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_epoch_ends_at_the_log_start_at_least() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let batches = [[10, 20], [30, 40]].map(|times| plain(&times));
+    for (batch, base) in batches.iter().zip([0, 2]) {
+        assert_eq!(client.produce("t", 0, batch).await, (0, base));
+    }
+    assert_eq!(delete(&mut client, "t", &[(0, 4)]).await, [(0, 0, 4)]);
+    prove(&server).await;
+    drop(client);
+    server.crash_and_damage(|wal| damage(wal, &[stored(&batches[1], 2)])).await;
+    assert_eq!(leader_epoch(&server).await, 1);
+    assert_eq!(epoch_end(&server, 1, 0).await, (0, 0, 4));
 }
 
 /// A loss in a stream with the server's own state is counted and named like one in a partition.

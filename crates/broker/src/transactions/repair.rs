@@ -166,8 +166,8 @@ fn marker(lost: &Lost, offset: u64) -> Batch {
         &mut bytes,
         if lost.is_known { Repaired::Decided } else { Repaired::Unknown },
     );
-    // No leader has appended it: that it lies behind lost records must not hide the end of the
-    // epoch in which they were appended.
+    // It lies behind lost records. With an epoch it would extend that epoch over them, and
+    // consumers would not learn of the loss.
     batch::set_base(&mut bytes, offset, NO_LEADER_EPOCH);
     Batch {
         base: StreamOffset(offset),

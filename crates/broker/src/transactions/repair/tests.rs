@@ -118,6 +118,21 @@ fn a_transaction_without_known_decision_is_aborted_if_it_may_have_ended() {
 }
 
 #[test]
+fn a_marker_in_place_of_a_lost_one_has_no_leader_epoch() {
+    let lost = Lost {
+        producer_id: 7,
+        epoch: 0,
+        outcome: Abort,
+        is_known: true,
+        first: 1,
+        time_ms: 0,
+        gaps: 0..1,
+    };
+    let marker = marker(&lost, 10);
+    assert_eq!((marker.base.0, batch::leader_epoch(&marker.payload)), (10, -1));
+}
+
+#[test]
 fn every_lost_marker_gets_an_offset_in_a_possible_gap() {
     let lost = |first, gaps| Lost {
         producer_id: 7,
