@@ -204,6 +204,21 @@ impl Server {
         Ok(start.elapsed())
     }
 
+    /// Damages every place of the log file with these bytes, while the process does not run.
+    /// Returns their number.
+    pub(crate) fn damage_log(&self, pattern: &[u8]) -> Result<usize, Error> {
+        let path = self.config.directory.join("data").join("wal");
+        let mut log = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let begins = log.iter().enumerate().filter(|(_, byte)| **byte == pattern[0]);
+        let found = begins.map(|(at, _)| at).filter(|at| log[*at..].starts_with(pattern));
+        let found: Vec<usize> = found.collect();
+        for at in &found {
+            log[*at] ^= 1;
+        }
+        fs::write(&path, log)?;
+        Ok(found.len())
+    }
+
     /// Stops the server for good and removes its data. For suites that passed.
     pub(crate) fn finish(mut self) -> Result<(), Error> {
         self.end(Ending::Sigterm)?;

@@ -377,11 +377,14 @@ impl Bench<'_> {
 
     fn java(&self) -> Result<Vec<Case>, Missing> {
         let class_path = setup::java(self.root)?;
-        self.with_server("java", |server| {
+        let mut cases = self.with_server("java", |server| {
             let mut java = server.client("java");
             java.args(["-Xmx256m", "-cp", &class_path, "alluvium.clients.Suite"]);
             tap("alluvium.clients.Suite", &mut java)
-        })
+        })?;
+        cases
+            .extend(self.with_server("java-truncation", |server| truncation(server, &class_path))?);
+        Ok(cases)
     }
 
     fn go(&self) -> Result<Vec<Case>, Missing> {
@@ -538,6 +541,25 @@ fn ended(name: &str, tap: Tap, status: ExitStatus) -> Vec<Case> {
         cases.push(Case::failed(name, status));
     }
     cases
+}
+
+/// Consumers that have read records which a damaged log has lost since: they learn of it by the
+/// leader epoch.
+fn truncation(server: &mut Server, class_path: &str) -> Result<Vec<Case>, Error> {
+    let run = |server: &Server, phase: &str| {
+        let mut java = server.client("java");
+        java.args(["-Xmx256m", "-cp", class_path, "alluvium.clients.Truncation", phase]);
+        tap("alluvium.clients.Truncation", &mut java)
+    };
+    let mut cases = run(server, "write")?;
+    server.end(Ending::Sigkill)?;
+    let damaged = server.damage_log(b"lost-")?;
+    if damaged == 0 {
+        return Err("the log has no record to damage".into());
+    }
+    server.start_again()?;
+    cases.extend(run(server, "verify")?);
+    Ok(cases)
 }
 
 /// Restarts the server under a client that stays connected, once gracefully and once by SIGKILL.

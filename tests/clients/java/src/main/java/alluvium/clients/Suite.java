@@ -301,11 +301,12 @@ public final class Suite {
     }
 
     static KafkaConsumer<String, String> consumer(String group, Map<String, Object> settings) {
-        Map<String, Object> config = new HashMap<>(settings);
+        Map<String, Object> config = new HashMap<>();
         config.put("bootstrap.servers", BOOTSTRAP);
         config.put("group.id", group);
         config.put("auto.offset.reset", "earliest");
         config.put("enable.auto.commit", false);
+        config.putAll(settings);
         return new KafkaConsumer<>(config, new StringDeserializer(), new StringDeserializer());
     }
 
