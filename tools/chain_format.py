@@ -281,6 +281,7 @@ class Data(NamedTuple):
     created_at: int
     generation: int
     payload: int
+    format: int
 
 
 def read_range(fields):
@@ -302,6 +303,7 @@ def read_data(fields):
         fields.signed(),
         fields.byte(),
         fields.varint(),
+        fields.byte(),
     )
 
 

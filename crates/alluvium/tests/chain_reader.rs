@@ -52,7 +52,7 @@ fn report(state: &ChainState) -> Value {
             "size": object.size_bytes, "index_position": object.index_position,
             "index_length": object.index_bytes, "index_crc": object.index_crc32c,
             "created_at": object.created_at_ms, "generation": object.generation,
-            "payload": object.payload_bytes,
+            "payload": object.payload_bytes, "format": object.format,
         })
     });
     let meta = state.meta.iter().map(|(key, value)| json!([key, hex(value)]));
@@ -177,6 +177,7 @@ impl Author {
             created_at_ms: random.next_u64().cast_signed() >> 20,
             generation: random.below(256) as u8,
             payload_bytes: random.below(1 << 40),
+            format: 1 + random.below(2) as u8,
         })];
         for _ in 0..self.random.below(4) {
             let stream = self.stream();

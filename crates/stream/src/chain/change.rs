@@ -123,6 +123,8 @@ pub struct ChainObject {
     pub generation: u8,
     /// Bytes of payload that were written.
     pub payload_bytes: u64,
+    /// Its format version. `docs/format/object.md`.
+    pub format: u8,
 }
 
 /// Where a change may be.
@@ -313,6 +315,7 @@ impl ChainObject {
         writer.signed(self.created_at_ms);
         writer.u8(self.generation);
         writer.varint(self.payload_bytes);
+        writer.u8(self.format);
     }
 
     pub(super) fn decode(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
@@ -326,6 +329,7 @@ impl ChainObject {
             created_at_ms: reader.signed()?,
             generation: reader.u8()?,
             payload_bytes: reader.varint()?,
+            format: reader.u8()?,
         })
     }
 }

@@ -118,6 +118,7 @@ impl Builder {
             created_at_ms: 5,
             generation: 0,
             payload_bytes: 800,
+            format: 1,
         };
         let mut changes = vec![ChainChange::AddObject(object)];
         for _ in 0..self.random.below(4) {
