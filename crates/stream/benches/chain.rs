@@ -65,7 +65,7 @@ async fn run() {
     }
     let ranges: usize = writer.state().streams.values().map(|stream| stream.ranges.len()).sum();
     println!("{STREAMS} streams, {OBJECTS} objects, {ranges} ranges");
-    load(&chain, "from 11 deltas of 10,000 objects").await;
+    load(&chain, "from deltas of 10,000 objects each").await;
     let began = Instant::now();
     let snapshot = Snapshot::of(writer.state().clone());
     let copied = began.elapsed();
