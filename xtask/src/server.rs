@@ -128,6 +128,8 @@ pub(crate) struct Server {
     config: Config,
     address: SocketAddr,
     child: Child,
+    /// Where the log of the current process begins in the log file.
+    log_from: usize,
 }
 
 impl Server {
@@ -140,8 +142,16 @@ impl Server {
         fs::create_dir_all(&config.directory)?;
         let address = free_address()?;
         let child = spawn(&config, address)?;
-        let mut server = Self { config, address, child };
-        server.wait_until_ready()?;
+        let mut server = Self { config, address, child, log_from: 0 };
+        if let Err(error) = server.wait_until_ready() {
+            // Another process has taken the port since it was chosen.
+            if !error.to_string().contains("in use") {
+                return Err(error);
+            }
+            println!("another port is used: {error}");
+            server.address = free_address()?;
+            server.start_again()?;
+        }
         Ok(server)
     }
 
@@ -191,6 +201,7 @@ impl Server {
 
     /// Starts the process again, with the same data and address, without waiting for it.
     pub(crate) fn spawn_again(&mut self) -> Result<(), Error> {
+        self.log_from = fs::read(log_path(&self.config))?.len();
         self.child = spawn(&self.config, self.address)?;
         Ok(())
     }
@@ -286,9 +297,17 @@ impl Server {
         }
     }
 
+    /// Whether the current process has reported that it is ready, and accepts connections. A
+    /// connection alone may be one to another server, which has taken the port since it was chosen.
+    fn is_ready(&self) -> Result<bool, Error> {
+        let log = fs::read(log_path(&self.config))?;
+        let log = String::from_utf8_lossy(log.get(self.log_from..).unwrap_or_default());
+        Ok(log.contains("alluvium is ready") && TcpStream::connect(self.address).is_ok())
+    }
+
     fn wait_until_ready(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + START_LIMIT;
-        while TcpStream::connect(self.address).is_err() {
+        while !self.is_ready()? {
             if let Some(status) = self.child.try_wait()? {
                 return Err(
                     format!("the server ended with {status} at start{}", self.log_tail()).into()
