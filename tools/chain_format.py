@@ -11,8 +11,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import wal_reader
-from sequence_reader import HEADER, MAGIC, VERSION, Damaged, Object, Refused
+from sequence_reader import Damaged, Later, Object, Refused
+from wal_reader import crc32c
 
 # 3. Objects of the chain
 FENCE, DELTA, SNAPSHOT = 1, 2, 3
@@ -40,20 +40,8 @@ DIRECTORY_END = BODY.size + COUNTS.size + SECTIONS * SECTION.size
 LARGEST_SECTION = 1 << 32
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-CHUNK = 1024 * 1024
 
 assert BODY.size == 112 and DIRECTORY_END == 296
-
-
-class Later(Refused):
-    """An object was written by a later version; the message says what of it is not known."""
-
-
-def crc32c(data):
-    crc = 0
-    for at in range(0, len(data), CHUNK):
-        crc = wal_reader.crc32c(data[at : at + CHUNK], crc)
-    return crc
 
 
 class Libzstd:
@@ -742,29 +730,3 @@ def decode_snapshot(header, body):
     except Damaged as damaged:
         raise Damaged(f"section 7: {damaged}") from damaged
     return Snapshot(header, values, state)
-
-
-def decode_header(data, named):
-    """Returns the header of the object that has these bytes and this number in its name (S3)."""
-    if len(data) < HEADER.size:
-        raise Damaged("length: shorter than a header")
-    magic, version, header_crc, kind, flags, length, _, term, number, nonce, previous = HEADER.unpack_from(data)
-    if magic != MAGIC:
-        raise Damaged("magic")
-    if header_crc != crc32c(data[:12] + data[16 : HEADER.size]):
-        raise Damaged("header checksum")
-    if version != VERSION:
-        raise Later(f"format version {version}")
-    if number != named:
-        raise Damaged(f"number: the header says {number}")
-    return Object(number, kind, flags, term, nonce.hex(), previous, length)
-
-
-def stored_body(header, data, largest):
-    """Returns the body as it is stored, of the object that has these bytes and this header (S3)."""
-    body = data[HEADER.size :]
-    if header.body_bytes > largest or header.body_bytes != len(body):
-        raise Damaged(f"length: the header says that the body has {header.body_bytes} bytes")
-    if int.from_bytes(data[24:28], "little") != crc32c(body):
-        raise Damaged("body checksum")
-    return body

@@ -22,8 +22,9 @@ import sys
 import uuid
 
 import chain_format as form
-from chain_format import COMPRESSED, ELSEWHERE, FENCE, KINDS, SNAPSHOT, Later, State, crc32c
-from sequence_reader import HEADER, LARGEST_BODY, Damaged, Refused, Sequence
+from chain_format import COMPRESSED, ELSEWHERE, FENCE, KINDS, SNAPSHOT, State
+from sequence_reader import HEADER, LARGEST_BODY, Damaged, Later, Refused, Sequence, decode_header, stored_body
+from wal_reader import crc32c, run
 
 # 2. Names. Other ones are ignored.
 STORE = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -119,8 +120,8 @@ class Chain:
         if data is None:
             return
         try:
-            header = self.headers[number] = form.decode_header(data, number)
-            body = form.stored_body(header, data, LARGEST_BODY)
+            header = self.headers[number] = decode_header(data, number)
+            body = stored_body(header, data, LARGEST_BODY)
             if header.kind not in KINDS:
                 raise Later(f"kind {header.kind}")
             if header.kind == SNAPSHOT or number == 1 and header.kind != FENCE:
@@ -163,8 +164,8 @@ class Chain:
             return
         self.snapshots[key] = None
         try:
-            header = form.decode_header(data, key[0])
-            body = form.stored_body(header, data, form.LARGEST_SNAPSHOT)
+            header = decode_header(data, key[0])
+            body = stored_body(header, data, form.LARGEST_SNAPSHOT)
             if header.kind not in KINDS:
                 raise Later(f"kind {header.kind}")
             if header.kind != SNAPSHOT:
@@ -350,9 +351,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        # The reader of the output closed it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    run(main)

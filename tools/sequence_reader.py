@@ -17,7 +17,7 @@ import struct
 import sys
 from dataclasses import dataclass
 
-from wal_reader import crc32c
+from wal_reader import crc32c, run
 
 # 2. Names. Other ones are ignored: those of unfinished files have a "#".
 NAME = re.compile(r"[0-9a-f]{16}")
@@ -34,6 +34,10 @@ assert HEADER.size == 64
 
 class Refused(Exception):
     """The sequence cannot be read; the message is the reason."""
+
+
+class Later(Refused):
+    """An object was written by a later version; the message says what of it is not known."""
 
 
 class Damaged(Exception):
@@ -55,24 +59,37 @@ class Object:
         return int.from_bytes(bytes.fromhex(self.nonce)[:8], "little")
 
 
-def decode(data, named):
-    """Returns the object that has these bytes and this number in its name (3)."""
+def decode_header(data, named):
+    """Returns the header of the object that has these bytes and this number in its name (3)."""
     if len(data) < HEADER.size:
         raise Damaged("length: shorter than a header")
-    magic, version, header_crc, kind, flags, length, body_crc, term, number, nonce, previous = HEADER.unpack_from(data)
+    magic, version, header_crc, kind, flags, length, _, term, number, nonce, previous = HEADER.unpack_from(data)
     if magic != MAGIC:
         raise Damaged("magic")
     if header_crc != crc32c(data[:12] + data[16 : HEADER.size]):
         raise Damaged("header checksum")
     if version != VERSION:
-        raise Refused(f"object {named} was written by a later version: format version {version}")
-    if length > LARGEST_BODY or len(data) != HEADER.size + length:
-        raise Damaged(f"length: the header says that the body has {length} bytes")
-    if body_crc != crc32c(data[HEADER.size :]):
-        raise Damaged("body checksum")
+        raise Later(f"format version {version}")
     if number != named:
         raise Damaged(f"number: the header says {number}")
     return Object(number, kind, flags, term, nonce.hex(), previous, length)
+
+
+def stored_body(header, data, largest):
+    """Returns the body as it is stored, of the object that has these bytes and this header (3)."""
+    body = data[HEADER.size :]
+    if header.body_bytes > largest or header.body_bytes != len(body):
+        raise Damaged(f"length: the header says that the body has {header.body_bytes} bytes")
+    if int.from_bytes(data[24:28], "little") != crc32c(body):
+        raise Damaged("body checksum")
+    return body
+
+
+def decode(data, named):
+    """Returns the header of the object, after a check of its body too (3)."""
+    header = decode_header(data, named)
+    stored_body(header, data, LARGEST_BODY)
+    return header
 
 
 class Sequence:
@@ -109,7 +126,10 @@ class Sequence:
             return None
         except OSError as error:
             raise Refused(f"object {number}: {error.strerror}") from error
-        return decode(data, number)
+        try:
+            return decode(data, number)
+        except Later as later:
+            raise Refused(f"object {number} was written by a later version: {later}") from later
 
     def before_start(self):
         """Returns the object before the first one, only for its link: what is wrong with it is not reported."""
@@ -175,9 +195,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        # The reader of the output closed it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    run(main)

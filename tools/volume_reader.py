@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 
 from volume_log import ABSENT, BLOCK, CHUNK_BLOCKS, ZEROS, Log, replay
 from volume_store import MIB, SLOT_BLOCKS, Sector, Store, word
-from wal_reader import Damaged, Refused
+from wal_reader import Damaged, Refused, run
 
 
 # The largest volume.
@@ -316,9 +316,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        # The reader of the output closed it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    run(main)

@@ -78,12 +78,13 @@ SHORT = 128
 
 def crc32c(data, crc=0):
     """Returns the checksum of `data`; with the `crc` of the preceding bytes, that of both."""
-    crc ^= 0xFFFFFFFF
-    if len(data) > SHORT:
-        data, crc = reduced(data, crc), 0
-    table = CRC32C
-    for byte in data:
-        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
+    table, crc = CRC32C, crc ^ 0xFFFFFFFF
+    for start in range(0, len(data), CHUNK):
+        chunk = data[start : start + CHUNK]
+        if len(chunk) > SHORT:
+            chunk, crc = reduced(chunk, crc), 0
+        for byte in chunk:
+            crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
     return crc ^ 0xFFFFFFFF
 
 
@@ -464,6 +465,15 @@ class Printer:
         print(json.dumps({kind: fields}) if self.as_json else text)
 
 
+def run(main):
+    """Exits with the code that `main` returns; with 0 if the reader of the output closes it."""
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
 def main():
     parser = argparse.ArgumentParser(description="Read an Alluvium write-ahead log, by docs/format/wal.md.")
     parser.add_argument("target", help="the block device or file")
@@ -488,9 +498,4 @@ def main():
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        # The reader of the output closed it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+    run(main)

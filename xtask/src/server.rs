@@ -1,12 +1,12 @@
 //! The server under test, as a separate process.
 
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -129,7 +129,7 @@ pub(crate) struct Server {
     address: SocketAddr,
     child: Child,
     /// Where the log of the current process begins in the log file.
-    log_from: usize,
+    log_from: u64,
 }
 
 impl Server {
@@ -143,15 +143,7 @@ impl Server {
         let address = free_address()?;
         let child = spawn(&config, address)?;
         let mut server = Self { config, address, child, log_from: 0 };
-        if let Err(error) = server.wait_until_ready() {
-            // Another process has taken the port since it was chosen.
-            if !error.to_string().contains("in use") {
-                return Err(error);
-            }
-            println!("another port is used: {error}");
-            server.address = free_address()?;
-            server.start_again()?;
-        }
+        server.wait_until_ready()?;
         Ok(server)
     }
 
@@ -201,7 +193,7 @@ impl Server {
 
     /// Starts the process again, with the same data and address, without waiting for it.
     pub(crate) fn spawn_again(&mut self) -> Result<(), Error> {
-        self.log_from = fs::read(log_path(&self.config))?.len();
+        self.log_from = fs::metadata(log_path(&self.config))?.len();
         self.child = spawn(&self.config, self.address)?;
         Ok(())
     }
@@ -297,12 +289,17 @@ impl Server {
         }
     }
 
-    /// Whether the current process has reported that it is ready, and accepts connections. A
-    /// connection alone may be one to another server, which has taken the port since it was chosen.
+    /// Whether the current process accepts connections and has reported that it is ready. A
+    /// connection alone may be one to another program that listens on the port.
     fn is_ready(&self) -> Result<bool, Error> {
-        let log = fs::read(log_path(&self.config))?;
-        let log = String::from_utf8_lossy(log.get(self.log_from..).unwrap_or_default());
-        Ok(log.contains("alluvium is ready") && TcpStream::connect(self.address).is_ok())
+        if TcpStream::connect(self.address).is_err() {
+            return Ok(false);
+        }
+        let mut log = File::open(log_path(&self.config))?;
+        log.seek(SeekFrom::Start(self.log_from))?;
+        let mut written = Vec::new();
+        log.read_to_end(&mut written)?;
+        Ok(String::from_utf8_lossy(&written).contains("alluvium is ready"))
     }
 
     fn wait_until_ready(&mut self) -> Result<(), Error> {
@@ -389,20 +386,34 @@ fn spawn(config: &Config, address: SocketAddr) -> Result<Child, Error> {
     command.spawn().map_err(|error| format!("{}: {error}", config.binary.display()).into())
 }
 
-/// Returns a free port on the loopback interface, outside the range of ephemeral ports.
+/// Returns a free port on the loopback interface, outside the range of ephemeral ports. It stays
+/// reserved for this process: another process that asks gets another port, even before anything
+/// listens on this one and between two starts of a server.
 ///
-/// With a port in that range, a client that reconnects while the server is down can get the
-/// server's port as its own source port and connect to itself; the server then finds its port in
-/// use.
+/// With a port in the ephemeral range, a client that reconnects while the server is down can get
+/// the server's port as its own source port and connect to itself; the server then finds its port
+/// in use.
 pub(crate) fn free_address() -> Result<SocketAddr, Error> {
-    static ASKED: AtomicU64 = AtomicU64::new(0);
-    // Ports that were returned before may not be listened on yet.
-    let asked = ASKED.fetch_add(1, Ordering::Relaxed);
-    let mut rng = Rng::new(u64::from(std::process::id()) + (asked << 32));
+    // A lock on a file per port, held to the end of the process.
+    static RESERVED: Mutex<Vec<File>> = Mutex::new(Vec::new());
+    let mut reserved = RESERVED.lock().expect("no holder panics");
+    let directory = std::env::temp_dir().join("alluvium-xtask-ports");
+    fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    let mut rng = Rng::new(u64::from(std::process::id()) + ((reserved.len() as u64) << 32));
     for _ in 0..1000 {
         let port = 20_000 + rng.below(12_000) as u16;
         let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let path = directory.join(port.to_string());
+        let lock = File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => continue,
+            Err(TryLockError::Error(error)) => {
+                return Err(format!("{}: {error}", path.display()).into());
+            }
+        }
         if TcpListener::bind(address).is_ok() {
+            reserved.push(lock);
             return Ok(address);
         }
     }

@@ -22,7 +22,7 @@ pub(crate) type Begun = (i32, u64);
 pub(crate) struct LeaderEpochs {
     /// Both epochs and offsets ascend. Without the first epoch.
     begun: Vec<Begun>,
-    /// The end of the last batch. `None`: there are no lost offsets behind it, so it is the end of
+    /// The end of the last batch. `None`: no lost offsets follow it, so it is the end of
     /// what this describes.
     batches_end: Option<u64>,
 }
@@ -33,7 +33,7 @@ impl LeaderEpochs {
         Self { begun, batches_end }
     }
 
-    /// Returns the epochs behind the first one, and the end of the last batch if that is not `to`,
+    /// Returns the epochs after the first one, and the end of the last batch if that is not `to`,
     /// the end of what this describes.
     pub(crate) fn parts(&self, to: u64) -> (&[Begun], Option<u64>) {
         (&self.begun, self.batches_end.filter(|end| *end != to))
@@ -53,7 +53,7 @@ impl LeaderEpochs {
         self.batches_end = Some(end);
     }
 
-    /// Begins an epoch behind the last batch, unless it is not newer than the newest one.
+    /// Begins an epoch after the last batch, unless it is not newer than the newest one.
     pub(crate) fn begin(&mut self, epoch: i32) {
         if epoch <= self.newest() {
             return;

@@ -550,7 +550,7 @@ impl Partition {
 }
 
 /// The epoch in which batches of any partition are appended.
-pub(crate) fn leader_epoch(store: &Store) -> i32 {
+pub(crate) fn current_leader_epoch(store: &Store) -> i32 {
     i32::try_from(store.term()).expect("a term is raised once per opening")
 }
 

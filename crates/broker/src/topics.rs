@@ -16,7 +16,7 @@ use crate::configs::{Alteration, Overrides, Setting, topic as settings};
 use crate::errors::ApiError;
 use crate::groups::{TopicsNow, TopicsView};
 use crate::log_compaction;
-use crate::partition::{Partition, WRITER_EPOCH, leader_epoch};
+use crate::partition::{Partition, WRITER_EPOCH, current_leader_epoch};
 use crate::producer_state::Totals;
 
 const META_PREFIX: &str = "topic/";
@@ -228,7 +228,7 @@ impl Topics {
                 let partition = Partition::open(
                     stream,
                     clean_ends.of(id),
-                    leader_epoch(&store),
+                    current_leader_epoch(&store),
                     totals.clone(),
                 );
                 partitions.push(Arc::new(partition.map_err(|e| bad(&e))?));
@@ -519,7 +519,7 @@ impl Topics {
         let mut partitions = topic.partitions.clone();
         for id in new {
             let stream = self.store.open_stream(id, WRITER_EPOCH).await?;
-            let (clean_end, epoch) = (StreamOffset(0), leader_epoch(&self.store));
+            let (clean_end, epoch) = (StreamOffset(0), current_leader_epoch(&self.store));
             let partition = Partition::open(stream, clean_end, epoch, self.totals.clone());
             let partition = partition.map_err(|e| ApiError::Internal(e.to_string()))?;
             partitions.push(Arc::new(partition));

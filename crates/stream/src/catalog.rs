@@ -6,6 +6,7 @@
 //! one (such as a shared one for several brokers) is quick to write: it must pass [`conformance`].
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
@@ -23,6 +24,11 @@ pub use redb::RedbCatalog;
 
 /// The key prefix of the store's own metadata.
 pub(crate) const OWN_META_PREFIX: &str = "stream/";
+
+/// Returns the decimal number under a key of the store's own metadata, if there is one.
+pub(crate) fn own_number<T: FromStr>(meta: &BTreeMap<String, Vec<u8>>, key: &str) -> Option<T> {
+    std::str::from_utf8(meta.get(key)?).ok()?.parse().ok()
+}
 
 /// One change; [`Catalog::commit`] applies a list of them in order, atomically.
 #[derive(Clone, Debug, PartialEq, Eq)]

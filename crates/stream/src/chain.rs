@@ -7,7 +7,7 @@
 //! - `fuzz.rs`: the checks of the fuzz target
 //! - `writer.rs`, `clean_up.rs`: the one writer of a chain: fences and deltas; deletion
 //! - `objects.rs`: its objects in the object store; loading
-//! - `snapshot.rs`, `state.rs`: the bytes of a snapshot; the catalog as a chain has it
+//! - `snapshot.rs`, `state.rs`: the bytes of a snapshot; the state of the catalog
 //! - `entry.rs`, `body.rs`, `change.rs`: fences and deltas; their bodies; the changes in them
 //! - `frame.rs`, `wire.rs`: compression; numbers of variable length
 

@@ -12,7 +12,7 @@ use alluvium_wal::{AppendError, LogOffset, Wal};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::catalog::Change;
+use crate::catalog::{Change, own_number};
 use crate::error::StoreError;
 use crate::record::{End, encode_ends};
 
@@ -46,8 +46,7 @@ impl LargestCount {
 
     /// Reads it from the catalog's metadata; `None` if there is none.
     pub(crate) fn of(meta: &BTreeMap<String, Vec<u8>>) -> Option<Self> {
-        let text = std::str::from_utf8(meta.get(LARGEST_COUNT_KEY)?).ok()?;
-        text.parse().ok().map(Self)
+        own_number(meta, LARGEST_COUNT_KEY).map(Self)
     }
 
     pub(crate) fn change(self) -> Change {

@@ -47,6 +47,13 @@ pub struct Damage {
     pub reason: String,
 }
 
+impl Damage {
+    /// Returns damage of an object that has no place of its own in it.
+    pub(crate) fn of_all(reason: impl Into<String>) -> Self {
+        Self { position: 0, reason: reason.into() }
+    }
+}
+
 fn damage<T>(position: u64, reason: impl Into<String>) -> Result<T, Damage> {
     Err(Damage { position, reason: reason.into() })
 }

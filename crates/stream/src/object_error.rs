@@ -68,7 +68,7 @@ impl ObjectError {
         let text = error.to_string();
         if is_beyond_the_end(error, &text) {
             let reason = format!("it is shorter than when it was written: {}", describe(&text).0);
-            return Self::damaged(name, Damage { position: 0, reason });
+            return Self::damaged(name, Damage::of_all(reason));
         }
         let (mut reason, code) = describe(&text);
         // If there was no response, the reason (a certificate, a connection) is only in the sources

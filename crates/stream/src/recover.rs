@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::cache::LogCache;
 use crate::catalog::{
     Catalog, CatalogError, Change, Incarnation, ObjectInfo, RESTORE, Snapshot, StreamRow,
+    own_number,
 };
 use crate::catalog_state::Ids;
 use crate::ends::{self, Continuation, Ends, Evidence, LargestCount};
@@ -127,7 +128,7 @@ pub(crate) fn recover(
         done.push(largest_count.change());
     }
     let missing_end = (report.end < uploaded).then_some(report.end..uploaded);
-    let mut term = term(&replay.meta);
+    let mut term: u32 = own_number(&replay.meta, TERM_KEY).unwrap_or(0);
     let mut noted = vec![Change::WalMarked(mark)];
     if !(replay.gaps.is_empty() && report.damage.is_empty() && missing_end.is_none()) {
         term += 1;
@@ -210,12 +211,6 @@ pub(crate) fn recover(
         version,
         incarnations,
     })
-}
-
-/// Returns the term in the catalog's metadata.
-fn term(meta: &BTreeMap<String, Vec<u8>>) -> u32 {
-    let text = meta.get(TERM_KEY).and_then(|value| std::str::from_utf8(value).ok());
-    text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
 /// Assigns the WAL's records to the streams of the catalog.

@@ -13,14 +13,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use futures::TryStreamExt;
+use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use tokio::time::Instant;
 
 use crate::object::Damage;
 use crate::object_error::{ObjectError, found};
-use crate::objects::{Request, delete_object, object_size, within};
+use crate::objects::{Request, delete_object, list_all, object_size, within};
 use crate::retry::backoff;
 
 pub use probe::{ProbeError, probe_creates};
@@ -110,9 +110,7 @@ impl Sequence {
             return Ok(Attempt::Created(Created::Won));
         };
         // The header is enough to recognize the writer's own object: it has a checksum of the body.
-        let header =
-            within(Request::Get, &name, self.store.get_range(&path, 0..HEADER_BYTES as u64));
-        match found(header.await) {
+        match self.header(object.number).await {
             Ok(Some(header)) if header == bytes[..HEADER_BYTES] => {
                 return Ok(Attempt::Created(Created::Won));
             }
@@ -154,14 +152,19 @@ impl Sequence {
         Sealed::decode(number, &bytes).map(Some).map_err(|error| error.of(&name))
     }
 
-    /// Reads the header of an object; `None` if there is none with this number.
+    /// Returns what the header of an object states; `None` if there is none with this number.
     pub(crate) async fn identity(&self, number: u64) -> Result<Option<Identity>, ObjectError> {
+        let Some(header) = self.header(number).await? else { return Ok(None) };
+        let identity = sealed::identify(number, &header);
+        identity.map(Some).map_err(|error| error.of(&self.name(number)))
+    }
+
+    /// Reads the bytes in front of the body of an object.
+    async fn header(&self, number: u64) -> Result<Option<Bytes>, ObjectError> {
         let name = self.name(number);
         let path = Path::from(name.as_str());
-        let header =
-            within(Request::Get, &name, self.store.get_range(&path, 0..HEADER_BYTES as u64));
-        let Some(header) = found(header.await)? else { return Ok(None) };
-        sealed::identify(number, &header).map(Some).map_err(|error| error.of(&name))
+        let header = self.store.get_range(&path, 0..HEADER_BYTES as u64);
+        found(within(Request::Get, &name, header).await)
     }
 
     /// Whether there is an object with this number.
@@ -185,14 +188,12 @@ impl Sequence {
     /// of the object store.
     pub(crate) async fn listed_with_times(&self) -> Result<BTreeMap<u64, SystemTime>, ObjectError> {
         let prefix = Path::from(self.prefix.as_str());
-        let mut listing = self.store.list(Some(&prefix));
-        let mut numbers = BTreeMap::new();
-        while let Some(found) = within(Request::List, &self.prefix, listing.try_next()).await? {
-            if let Some(number) = self.number(found.location.as_ref()) {
-                numbers.insert(number, found.last_modified.into());
-            }
-        }
-        Ok(numbers)
+        let found = list_all(&*self.store, Some(&prefix)).await?.into_iter();
+        let numbered = found.filter_map(|object| {
+            let number = self.number(object.location.as_ref())?;
+            Some((number, object.last_modified.into()))
+        });
+        Ok(numbered.collect())
     }
 
     /// Returns the greatest number of `from` (at least 1) and above; `None` if there is none.
@@ -210,7 +211,7 @@ impl Sequence {
             }
             if next < number {
                 let reason = format!("it is missing, and number {number} exists");
-                return Err(ObjectError::damaged(&self.name(next), Damage { position: 0, reason }));
+                return Err(ObjectError::damaged(&self.name(next), Damage::of_all(reason)));
             }
             last = Some(number);
         }

@@ -13,7 +13,6 @@ use kafka_protocol::protocol::StrBytes;
 use super::Context;
 use super::replicas::replicas;
 use crate::errors::ApiError;
-use crate::partition::leader_epoch;
 use crate::security::{Operation, Resource};
 use crate::topics::{check_name, is_internal};
 
@@ -75,11 +74,11 @@ pub(super) async fn handle(
         };
         let count = i32::try_from(topic.partitions.len()).unwrap_or(i32::MAX);
         let end = count.min(from.saturating_add(i32::try_from(left).unwrap_or(i32::MAX)));
-        let partition = |index| {
+        let partition = |index: i32| {
             DescribeTopicPartitionsResponsePartition::default()
                 .with_partition_index(index)
                 .with_leader_id(BrokerId(server.node.id))
-                .with_leader_epoch(leader_epoch(&server.store))
+                .with_leader_epoch(topic.partitions[index as usize].leader_epoch())
                 .with_replica_nodes(replicas(cx))
                 .with_isr_nodes(replicas(cx))
                 .with_eligible_leader_replicas(Some(Vec::new()))

@@ -19,7 +19,7 @@ use crate::errors::ApiError;
 use crate::groups::share::{
     self, Ack, AckKind, NotTaken, Return, ShareRules, ShareSession, Shares, TopicPartition,
 };
-use crate::partition::{Partition, leader_epoch};
+use crate::partition::{Partition, current_leader_epoch};
 use crate::security::{Operation, Resource};
 use crate::state_stream;
 use crate::topics::TopicRef;
@@ -88,7 +88,7 @@ async fn acknowledged(cx: &Context, request: ShareAcknowledge) -> ShareAcknowled
     let mut topics: Vec<ShareAcknowledgeTopicResponse> = Vec::new();
     let leader = LeaderIdAndEpoch::default()
         .with_leader_id(cx.server.node.id)
-        .with_leader_epoch(leader_epoch(&cx.server.store));
+        .with_leader_epoch(current_leader_epoch(&cx.server.store));
     for (topic, index, error) in acks.outcomes().await {
         let (code, message) = error_fields(error.as_ref());
         let partition = PartitionData::default()

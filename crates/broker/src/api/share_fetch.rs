@@ -24,7 +24,7 @@ use crate::errors::ApiError;
 use crate::groups::share::{
     self, Acquired, Found, Return, ShareSession, Slot, Step, TopicPartition, Wanted,
 };
-use crate::partition::{Partition, leader_epoch, unix_time_ms};
+use crate::partition::{Partition, current_leader_epoch, unix_time_ms};
 use crate::quotas::Bound;
 use crate::sessions::{FetchTarget, Key};
 use crate::topics::TopicRef;
@@ -63,7 +63,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
             ShareFetched { error_code, error_message, ..ShareFetched::default() }
         }
     };
-    let leader = (cx.server.node.id, leader_epoch(&cx.server.store));
+    let leader = (cx.server.node.id, current_leader_epoch(&cx.server.store));
     let mut response = response.encode(cx.correlation_id, leader)?;
     response.budgets = budgets;
     Ok(Answer::Ready(response))

@@ -20,7 +20,7 @@ const WITHOUT_LOSSES: u8 = 4;
 /// The version without leader epochs.
 const WITHOUT_EPOCHS: u8 = 5;
 
-/// The encoding of "no open transaction", and of "no lost offsets behind the last batch".
+/// The encoding of "no open transaction", and of "no lost offsets after the last batch".
 const NONE: u64 = u64::MAX;
 
 impl ProducerStates {

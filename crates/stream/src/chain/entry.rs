@@ -21,13 +21,13 @@ const WORTH_COMPRESSING_BYTES: usize = 512;
 pub struct Entry {
     /// Its number in the chain.
     pub number: u64,
-    /// Random.
+    /// A random number that identifies it.
     pub nonce: Uuid,
     /// The link of the object that this one extends.
     pub previous: u64,
     /// The term that holds after it.
     pub term: u32,
-    /// What it is.
+    /// Whether it is a fence or a delta.
     pub kind: ObjectKind,
     /// Its contents.
     pub body: Body,
@@ -116,7 +116,7 @@ impl Entry {
 
     /// Decodes an object whose body is `body`, in the object or elsewhere.
     pub(super) fn decode(object: &Sealed, body: &Bytes) -> Result<Self, DecodeError> {
-        let damaged = |reason: String| Err(Damage { position: 0, reason }.into());
+        let damaged = |reason: String| Err(Damage::of_all(reason).into());
         if let Some(elsewhere) = Self::body_elsewhere(object)? {
             if body.len() as u64 != elsewhere.length_bytes {
                 let stated = elsewhere.length_bytes;

@@ -23,7 +23,7 @@ pub(super) fn compress(content: &[u8]) -> Vec<u8> {
 
 /// Returns the content of a frame, which has at most `most` bytes.
 pub(super) fn decompress(frame: &[u8], most: u64) -> Result<Bytes, DecodeError> {
-    let damaged = |reason: String| Err(Damage { position: 0, reason }.into());
+    let damaged = |reason: String| Err(Damage::of_all(reason).into());
     let stated = match get_frame_content_size(frame) {
         // There are also frames with content that is skipped.
         Ok(Some(stated)) if frame.starts_with(&MAGIC) => stated,

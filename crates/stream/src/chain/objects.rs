@@ -16,7 +16,7 @@ use crate::bandwidth::Bandwidth;
 use crate::naming::catalog_prefix;
 use crate::object::Damage;
 use crate::object_error::ObjectError;
-use crate::objects::{Request, StoreHandle, Writer, delete_object, within};
+use crate::objects::{Request, StoreHandle, Writer, delete_object, list_all, within};
 use crate::request_class::RequestClass;
 use crate::sequence::{HEADER_BYTES, MAX_BODY_BYTES, NUMBERS, Sealed, Sequence};
 
@@ -124,7 +124,7 @@ impl Chain {
             return Ok(());
         }
         let reason = format!("it belongs to store {stated}");
-        Err(ObjectError::damaged(name, Damage { position: 0, reason }))
+        Err(ObjectError::damaged(name, Damage::of_all(reason)))
     }
 
     /// Loads the state after the last object; `None` if the chain has no object. Reads the newest
@@ -192,20 +192,26 @@ impl Chain {
     /// As [`Self::load`].
     pub async fn follow(&self, state: &mut ChainState) -> Result<bool, ObjectError> {
         let before = state.head.number;
-        let mut next = state.clone();
-        let error = match self.read_on(&mut next).await {
-            Err(error) if !error.is_loss() => return Err(error),
-            read => read.err(),
-        };
-        let snapshots = self.snapshots().await?;
-        let is_end = snapshots.iter().all(|snapshot| snapshot.number <= next.head.number);
+        let mut next = None;
+        let mut error = None;
+        if self.sequence.exists(before + 1).await? {
+            let grown = next.insert(state.clone());
+            match self.read_on(grown).await {
+                Err(other) if !other.is_loss() => return Err(other),
+                read => error = read.err(),
+            }
+        }
+        let end = next.as_ref().map_or(before, |next| next.head.number);
+        let is_end = self.snapshots().await?.iter().all(|snapshot| snapshot.number <= end);
         if error.is_some() || !is_end {
             // The reader was away for long: numbers after its state are those of deleted objects,
             // which openings that began again may have used.
-            let missing = || error.unwrap_or_else(|| self.missing(next.head.number + 1));
-            next = self.load_beyond(before).await?.ok_or_else(missing)?;
+            let missing = || error.unwrap_or_else(|| self.missing(end + 1));
+            next = Some(self.load_beyond(before).await?.ok_or_else(missing)?);
         }
-        *state = next;
+        if let Some(next) = next {
+            *state = next;
+        }
         Ok(state.head.number > before)
     }
 
@@ -283,14 +289,14 @@ impl Chain {
     }
 
     /// Reads a snapshot, whether or not it counts.
-    pub(super) async fn decode_snapshot(
+    async fn decode_snapshot(
         &self,
         &SnapshotName { number, nonce, size_bytes, .. }: &SnapshotName,
     ) -> Result<Snapshot, ObjectError> {
         let name = self.snapshot_name(number, nonce);
         if size_bytes > MAX_SNAPSHOT_BYTES {
             let reason = format!("a snapshot of {size_bytes} bytes");
-            return Err(ObjectError::damaged(&name, Damage { position: 0, reason }));
+            return Err(ObjectError::damaged(&name, Damage::of_all(reason)));
         }
         let bytes = self.read_large(&name, size_bytes).await?;
         let decode = move || Snapshot::decode(number, nonce, &bytes);
@@ -317,13 +323,7 @@ impl Chain {
     }
 
     pub(super) async fn list(&self, prefix: &str) -> Result<Vec<ObjectMeta>, ObjectError> {
-        let path = prefix.into();
-        let mut listing = self.store.list(Some(&path));
-        let mut found = Vec::new();
-        while let Some(object) = within(Request::List, prefix, listing.try_next()).await? {
-            found.push(object);
-        }
-        Ok(found)
+        list_all(&*self.store, Some(&prefix.into())).await
     }
 
     /// Writes a snapshot. Returns its length.
@@ -390,8 +390,7 @@ impl Chain {
     }
 
     pub(super) fn missing(&self, number: u64) -> ObjectError {
-        let reason = "it is missing".into();
-        ObjectError::damaged(&self.sequence.name(number), Damage { position: 0, reason })
+        ObjectError::damaged(&self.sequence.name(number), Damage::of_all("it is missing"))
     }
 
     /// Returns the error for a snapshot beyond the end of the chain.
@@ -399,7 +398,7 @@ impl Chain {
         let name = self.snapshot_name(snapshot.number, snapshot.nonce);
         let reason = format!("it is missing, and {name} shows that it existed");
         let lost = self.sequence.name(snapshot.number);
-        ObjectError::damaged(&lost, Damage { position: 0, reason })
+        ObjectError::damaged(&lost, Damage::of_all(reason))
     }
 }
 
@@ -407,8 +406,8 @@ impl Chain {
 fn missing_body(name: &str, error: ObjectError) -> ObjectError {
     match error.is_not_found() {
         true => {
-            let reason = "the body of an object of the chain is missing".into();
-            ObjectError::damaged(name, Damage { position: 0, reason })
+            let reason = "the body of an object of the chain is missing";
+            ObjectError::damaged(name, Damage::of_all(reason))
         }
         false => error,
     }

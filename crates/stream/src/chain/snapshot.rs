@@ -30,7 +30,7 @@ const CRC_AT: usize = DIRECTORY_AT + SECTIONS * ENTRY_BYTES;
 const CONTENTS_AT: usize = CRC_AT + 4;
 const _: () = assert!(DIRECTORY_AT == 128 && CONTENTS_AT == 300);
 /// The greatest length of the content of a section.
-const MAX_CONTENT_BYTES: u64 = 1 << 32;
+const MAX_SECTION_BYTES: u64 = 1 << 32;
 /// The greatest length of a body.
 const MAX_BODY_BYTES: usize = u32::MAX as usize;
 
@@ -114,7 +114,7 @@ impl Snapshot {
         let content = |section: usize| {
             let bytes = &body[directory[section].0.clone()];
             match crc32c::crc32c(bytes) == directory[section].1 {
-                true => frame::decompress(bytes, MAX_CONTENT_BYTES),
+                true => frame::decompress(bytes, MAX_SECTION_BYTES),
                 false => {
                     let position = directory[section].0.start as u64;
                     let reason = format!("section {} does not match its checksum", section + 1);

@@ -1,4 +1,4 @@
-//! The catalog as a chain has it after one of its objects.
+//! The state of the catalog after an object of the chain.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct Head {
     pub is_snapshot: bool,
 }
 
-/// What a chain has of a stream.
+/// A stream of the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ChainStream {
     /// See [`ChainChange::CreateStream`].
@@ -161,7 +161,7 @@ impl ChainState {
         }
     }
 
-    /// Applies a change; passes over what is gone.
+    /// Applies a change, or ignores it if its stream does not exist.
     fn change(&mut self, change: ChainChange, version_before: u64) {
         match change {
             ChainChange::CreateStream { id, kind, label } => {
@@ -255,7 +255,7 @@ impl ChainState {
 }
 
 fn damaged<T>(reason: &str) -> Result<T, Damage> {
-    Err(Damage { position: 0, reason: reason.into() })
+    Err(Damage::of_all(reason))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::body::{Body, BodyHeader, Hints, ObjectKind, Recorded};
 use super::change::ChainChange;
 use super::entry::{Entry, SealedEntry};
-use super::objects::Chain;
+use super::objects::{Chain, SnapshotName};
 use super::snapshot::Snapshot;
 use super::state::{ChainState, Head};
 use crate::object_error::ObjectError;
@@ -168,65 +168,71 @@ impl ChainWriter {
         mut decide: impl FnMut(Option<&ChainState>) -> Result<Fence, E>,
     ) -> Result<Self, FenceError<E>> {
         loop {
-            let head = state.as_ref().map(|state| state.head);
-            let known = head.map_or(0, |head| head.number);
             // In another object store, or in one that has deleted what the state knows, the fence
             // would make a hole.
-            if let Some(Head { link, is_snapshot: false, .. }) = head
-                && chain.sequence.identity(known).await?.is_none_or(|found| found.link != link)
+            if let Some(Head { number, link, is_snapshot: false, .. }) =
+                state.as_ref().map(|state| state.head)
+                && chain.sequence.identity(number).await?.is_none_or(|found| found.link != link)
             {
-                state = Some(beyond(&chain, known).await?);
+                state = Some(beyond(&chain, number, chain.missing(number)).await?);
             }
             let fence = decide(state.as_ref()).map_err(FenceError::Refused)?;
             let epoch = fence.epoch;
             let entry = fence.entry(&chain, state.as_ref())?;
             let (number, sealed) = (entry.number, entry.seal(chain.max_body_bytes));
             chain.write_body(&sealed).await?;
-            let taken = match chain.sequence.create(&sealed.object, until).await? {
+            match chain.sequence.create(&sealed.object, until).await? {
                 Created::Won => {
                     chain.extend(&mut state, entry)?;
                     let snapshots = chain.snapshots().await?;
                     let newest = snapshots.first();
                     if newest.is_none_or(|newest| newest.number < number) {
                         let state = state.expect("it has the fence");
-                        let objects = number - newest.map_or(0, |newest| newest.number);
-                        return Ok(Self {
-                            chain,
-                            epoch,
-                            state,
-                            frozen: None,
-                            since_snapshot: (objects, 0),
-                            snapshot_bytes: newest.map_or(0, |newest| newest.size_bytes),
-                        });
+                        return Ok(Self::opened(chain, epoch, state, newest));
                     }
                     // The free number was that of an object that was deleted since the chain was
                     // read.
-                    state = Some(beyond(&chain, number).await?);
-                    None
+                    state = Some(beyond(&chain, number, chain.missing(number)).await?);
                 }
-                Created::Taken(object) => Some(object),
-            };
-            if let Some(object) = taken {
-                let read = async {
-                    let entry = chain.decode(object).await?;
-                    chain.extend(&mut state, entry)?;
-                    chain.read_on(state.as_mut().expect("it was extended")).await
-                };
-                match read.await {
-                    Ok(()) => {}
-                    // Numbers after the state may be those of deleted objects, which openings that
-                    // began again have used.
-                    Err(error) if error.is_loss() => {
-                        let loaded = chain.load_beyond(known).await?;
-                        state = Some(loaded.ok_or(error)?);
+                Created::Taken(object) => {
+                    let read = async {
+                        let entry = chain.decode(object).await?;
+                        chain.extend(&mut state, entry)?;
+                        chain.read_on(state.as_mut().expect("it was extended")).await
+                    };
+                    match read.await {
+                        Ok(()) => {}
+                        // Numbers after the state may be those of deleted objects, which openings
+                        // that began again have used.
+                        Err(error) if error.is_loss() => {
+                            state = Some(beyond(&chain, number - 1, error).await?);
+                        }
+                        Err(error) => return Err(error.into()),
                     }
-                    Err(error) => return Err(error.into()),
                 }
             }
             if Instant::now() >= until {
                 let reason = "other servers open the store at the same time".into();
                 return Err(ObjectError::failed(&chain.prefix, reason).into());
             }
+        }
+    }
+
+    /// Returns the writer after its fence. `snapshot` is the newest one.
+    fn opened(
+        chain: Chain,
+        epoch: u32,
+        state: ChainState,
+        snapshot: Option<&SnapshotName>,
+    ) -> Self {
+        let objects = state.head.number - snapshot.map_or(0, |snapshot| snapshot.number);
+        Self {
+            chain,
+            epoch,
+            state,
+            frozen: None,
+            since_snapshot: (objects, 0),
+            snapshot_bytes: snapshot.map_or(0, |snapshot| snapshot.size_bytes),
         }
     }
 
@@ -310,10 +316,9 @@ impl ChainWriter {
     }
 }
 
-/// Loads a chain that must reach further than `known`.
-async fn beyond(chain: &Chain, known: u64) -> Result<ChainState, ObjectError> {
-    let loaded = chain.load_beyond(known).await?;
-    loaded.ok_or_else(|| chain.missing(known))
+/// Loads a chain that must reach further than `known`; else returns the error.
+async fn beyond(chain: &Chain, known: u64, error: ObjectError) -> Result<ChainState, ObjectError> {
+    chain.load_beyond(known).await?.ok_or(error)
 }
 
 impl Fence {

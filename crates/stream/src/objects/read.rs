@@ -189,7 +189,7 @@ impl Objects {
 
     /// Returns the access to the object store for transfers of many bytes.
     pub(crate) fn handle(&self, class: RequestClass) -> StoreHandle<'_> {
-        StoreHandle { store: self.store(class), bandwidth: &self.core.bandwidth, class }
+        StoreHandle::new(self.store(class), &self.core.bandwidth, class)
     }
 
     /// Returns the object store for requests of this class.

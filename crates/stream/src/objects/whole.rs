@@ -134,6 +134,20 @@ fn nonce_in(name: &str) -> Option<Uuid> {
     Uuid::try_parse(nonce).ok()
 }
 
+/// Lists what lies under `prefix`, or anywhere, in no particular order.
+pub(crate) async fn list_all(
+    store: &dyn ObjectStore,
+    prefix: Option<&Path>,
+) -> Result<Vec<ObjectMeta>, ObjectError> {
+    let name = prefix.map_or("", |prefix| prefix.as_ref());
+    let mut listing = store.list(prefix);
+    let mut found = Vec::new();
+    while let Some(object) = within(Request::List, name, listing.try_next()).await? {
+        found.push(object);
+    }
+    Ok(found)
+}
+
 /// Lists what lies under `prefix`, or anywhere, and has the name of an object; sorted by name.
 ///
 /// # Errors
@@ -142,14 +156,8 @@ pub async fn list_objects(
     store: &dyn ObjectStore,
     prefix: Option<&Path>,
 ) -> Result<Vec<ObjectMeta>, ObjectError> {
-    let name = prefix.map_or("", |prefix| prefix.as_ref());
-    let mut listing = store.list(prefix);
-    let mut objects = Vec::new();
-    while let Some(meta) = within(Request::List, name, listing.try_next()).await? {
-        if nonce_in(meta.location.as_ref()).is_some() {
-            objects.push(meta);
-        }
-    }
+    let mut objects = list_all(store, prefix).await?;
+    objects.retain(|object| nonce_in(object.location.as_ref()).is_some());
     objects.sort_by(|a, b| a.location.cmp(&b.location));
     Ok(objects)
 }

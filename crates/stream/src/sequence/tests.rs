@@ -5,7 +5,7 @@ use std::sync::Weak;
 use alluvium_device::sim::Random;
 use async_trait::async_trait;
 use futures::future::join_all;
-use futures::stream::{BoxStream, StreamExt};
+use futures::stream::{BoxStream, StreamExt, TryStreamExt};
 use object_store::memory::InMemory;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
