@@ -19,7 +19,7 @@ use alluvium_broker::{
     OauthConfig,
 };
 use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
-use alluvium_stream::{MemoryCatalog, Options, Store};
+use alluvium_stream::{Options, Store};
 use alluvium_wal::{FormatOptions, Wal};
 use bytes::{BufMut, Bytes, BytesMut};
 use object_store::memory::InMemory;
@@ -59,9 +59,8 @@ impl World {
             Options { cache_bytes: WAL_BYTES, upload_interval, ..Options::for_wal(WAL_BYTES) };
         let device = disk.device();
         let (broker, stepper) = runtime.block_on(async {
-            let (objects, catalog) = (Arc::<InMemory>::default(), Arc::<MemoryCatalog>::default());
-            let fold = Arc::new(BrokerFold);
-            let opened = Store::open(device, wal_options, objects, catalog, fold, options, None);
+            let (objects, fold) = (Arc::<InMemory>::default(), Arc::new(BrokerFold));
+            let opened = Store::open(device, wal_options, objects, fold, options, None);
             let store = opened.await.expect("the store opens").store;
             let stepper = Stepper::start(disk.clone());
             let broker = Broker::start(config(), store, &mut Registry::default()).await;

@@ -136,15 +136,20 @@ impl Server {
     /// Starts a server in an empty directory, on a free port, and waits until it accepts
     /// connections.
     pub(crate) fn start(config: Config) -> Result<Self, Error> {
+        let mut server = Self::spawn(config)?;
+        server.wait_until_ready()?;
+        Ok(server)
+    }
+
+    /// Starts a server in an empty directory, on a free port, without waiting for it.
+    pub(crate) fn spawn(config: Config) -> Result<Self, Error> {
         if config.directory.exists() {
             fs::remove_dir_all(&config.directory)?;
         }
         fs::create_dir_all(&config.directory)?;
         let address = free_address()?;
         let child = spawn(&config, address)?;
-        let mut server = Self { config, address, child, log_from: 0 };
-        server.wait_until_ready()?;
-        Ok(server)
+        Ok(Self { config, address, child, log_from: 0 })
     }
 
     /// The ID of the current process.
@@ -291,7 +296,7 @@ impl Server {
 
     /// Whether the current process accepts connections and has reported that it is ready. A
     /// connection alone may be one to another program that listens on the port.
-    fn is_ready(&self) -> Result<bool, Error> {
+    pub(crate) fn is_ready(&self) -> Result<bool, Error> {
         if TcpStream::connect(self.address).is_err() {
             return Ok(false);
         }
@@ -302,7 +307,8 @@ impl Server {
         Ok(String::from_utf8_lossy(&written).contains("alluvium is ready"))
     }
 
-    fn wait_until_ready(&mut self) -> Result<(), Error> {
+    /// Waits until the current process is ready.
+    pub(crate) fn wait_until_ready(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + START_LIMIT;
         while !self.is_ready()? {
             if let Some(status) = self.child.try_wait()? {

@@ -363,7 +363,7 @@ impl Collector for StoreCollector {
             ("wal_durable_offset", "Log offset below which everything is durable", wal.durable.0),
         ];
         encode_gauges(&mut encoder, &gauges)?;
-        let counters: [(&str, &str, u64); 25] = [
+        let counters: [(&str, &str, u64); 24] = [
             ("uploads", "Uploads committed", stats.uploads),
             ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
             ("object_compactions", "Object compactions committed", stats.compactions),
@@ -411,11 +411,6 @@ impl Collector for StoreCollector {
                 "read_ahead_wasted_bytes",
                 "Bytes of blocks that were read ahead and evicted unused",
                 stats.reads.ahead_wasted_bytes,
-            ),
-            (
-                "objects_owner_conflicts",
-                "Deletions and trims refused because another server owns the objects",
-                stats.owner_conflicts,
             ),
             (
                 "refused_appends",

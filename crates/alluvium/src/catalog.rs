@@ -1,46 +1,148 @@
-//! `alluvium catalog`: exports the catalog of a stopped server as JSON, and imports it.
+//! `alluvium catalog`: lists the catalogs in an object store, and exports one as JSON. Other tools
+//! read it from here.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Write};
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use alluvium_stream::catalog::{Snapshot, export};
-use alluvium_stream::{Catalog, RedbCatalog};
+use alluvium_stream::chain::{Chain, ChainState, list_stores};
+use alluvium_stream::{ObjectError, Options};
 use clap::{Args, Subcommand};
+use object_store::ObjectStore;
+use serde::Serialize;
+use uuid::Uuid;
 
-use crate::output::{self, Failure};
-use crate::storage::{CATALOG_FILE, lock_directory};
+use crate::objects::{ObjectStoreUrl, S3Args};
+use crate::output::{self, Failure, Table};
 use crate::units::counted;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum CatalogCommand {
-    /// Write the content of the catalog as JSON with a checksum. The server must be stopped.
+    /// List the catalogs in an object store, one for each server that has used it.
+    List(ListArgs),
+    /// Write a catalog as JSON: streams, objects, and the metadata of topics, settings and users.
+    ///
+    /// It is the catalog as of the last change in the object store; the last second or so of a
+    /// running server may be missing. The output has password verifiers.
     Export(ExportArgs),
-    /// Create a catalog from an export where there is none. An import is a copy of the catalog at
-    /// the time of its export and belongs to the write-ahead log at that time. If that log has been
-    /// trimmed since then, the server refuses to start with the import.
-    Import(ImportArgs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    /// The object store: file:///absolute/path or s3://bucket/prefix.
+    #[arg(long, env = "ALLUVIUM_OBJECT_STORE", value_name = "URL")]
+    object_store: String,
+    #[command(flatten)]
+    s3: S3Args,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
-    /// The server's data directory.
-    #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
-    data_dir: PathBuf,
+    #[command(flatten)]
+    catalog: CatalogArgs,
     /// Write to this file, which must not exist. Default: standard output.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-#[derive(Args, Debug)]
-pub(crate) struct ImportArgs {
-    /// The data directory that gets the catalog; created if it is missing.
-    #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
-    data_dir: PathBuf,
-    /// The export.
-    #[arg(long, value_name = "FILE")]
-    input: PathBuf,
+/// Which catalog a tool reads.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CatalogArgs {
+    /// The server's object store: file:///absolute/path or s3://bucket/prefix.
+    #[arg(long, env = "ALLUVIUM_OBJECT_STORE", value_name = "URL")]
+    object_store: String,
+    #[command(flatten)]
+    s3: S3Args,
+    /// The store, if the object store has the catalogs of several servers.
+    #[arg(long, value_name = "ID")]
+    store: Option<Uuid>,
+}
+
+impl CatalogArgs {
+    /// Returns the catalog of `store`, or the only one, in an object store.
+    pub(crate) fn new(object_store: String, s3: S3Args, store: Option<Uuid>) -> Self {
+        Self { object_store, s3, store }
+    }
+
+    /// Returns the object store.
+    ///
+    /// # Errors
+    /// It cannot be read from outside a server, or does not exist.
+    pub(crate) fn url(&self) -> Result<ObjectStoreUrl, Failure> {
+        readable(&self.object_store, &self.s3)
+    }
+
+    /// Returns the store that was chosen, or the only one.
+    ///
+    /// # Errors
+    /// There is none, or several and none was chosen.
+    pub(crate) async fn chosen(&self, objects: &dyn ObjectStore) -> Result<Uuid, Failure> {
+        chosen(&self.url()?, objects, self.store).await
+    }
+
+    /// Reads the catalog.
+    ///
+    /// # Errors
+    /// There is none, or several and none was chosen; it cannot be read, or is damaged.
+    pub(crate) async fn load(&self) -> Result<ChainState, Failure> {
+        load(&self.url()?, self.store).await
+    }
+}
+
+/// Returns an object store that a tool can read.
+fn readable(text: &str, s3: &S3Args) -> Result<ObjectStoreUrl, Failure> {
+    let url = ObjectStoreUrl::parse(text, s3.settings()).map_err(Failure::Usage)?;
+    match &url {
+        ObjectStoreUrl::Memory => Err(Failure::Usage(
+            "memory:// is memory of a server and cannot be read from outside".into(),
+        )),
+        // Otherwise it would be created, and all objects would be missing.
+        ObjectStoreUrl::Directory(path) if !path.is_dir() => {
+            Err(Failure::Failed(format!("object store {url}: no such directory")))
+        }
+        ObjectStoreUrl::Directory(_) | ObjectStoreUrl::S3(_) => Ok(url),
+    }
+}
+
+/// Returns `store`, or the only one that has a catalog in an object store.
+async fn chosen(
+    url: &ObjectStoreUrl,
+    objects: &dyn ObjectStore,
+    store: Option<Uuid>,
+) -> Result<Uuid, Failure> {
+    let failed = |reason: String| Failure::Failed(format!("object store {url}: {reason}"));
+    if let Some(store) = store {
+        return Ok(store);
+    }
+    match list_stores(objects).await.map_err(|error| failed(error.reason()))?[..] {
+        [] => Err(failed("there is no catalog".into())),
+        [only] => Ok(only),
+        [first, .., _] => Err(Failure::Usage(format!(
+            "object store {url}: it has the catalogs of several servers. Choose one with --store, \
+             for example {first}; `alluvium catalog list` shows them"
+        ))),
+    }
+}
+
+/// Reads the catalog of `store`, or the only one.
+async fn load(url: &ObjectStoreUrl, store: Option<Uuid>) -> Result<ChainState, Failure> {
+    let failed = |reason: String| Failure::Failed(format!("object store {url}: {reason}"));
+    let objects = crate::objects::open_to_read(url)?;
+    let id = chosen(url, &*objects, store).await?;
+    let options = Options::default();
+    let chain = Chain::new(objects, id, (options.retry_initial, options.retry_max));
+    match chain.load().await {
+        Ok(Some(state)) => Ok(state),
+        Ok(None) => Err(failed(format!("there is no catalog of store {id}"))),
+        Err(error @ ObjectError::Damaged { .. }) => {
+            Err(failed(format!("the catalog of store {id} is damaged: {error}")))
+        }
+        Err(error) => Err(failed(error.to_string())),
+    }
 }
 
 /// Runs a `catalog` command.
@@ -49,32 +151,216 @@ pub(crate) struct ImportArgs {
 /// Those of the command.
 pub(crate) fn run(command: CatalogCommand) -> Result<(), Failure> {
     output::start_logging("warn,alluvium::progress=info")?;
-    match command {
-        CatalogCommand::Export(args) => run_export(&args),
-        CatalogCommand::Import(args) => run_import(&args),
-    }
+    blocking(async {
+        match command {
+            CatalogCommand::List(args) => list(&args).await,
+            CatalogCommand::Export(args) => export(&args).await,
+        }
+    })
 }
 
-/// Loads the catalog in `data_dir`, with the lock that keeps it from changing.
+/// Runs a task of a tool.
 ///
 /// # Errors
-/// There is none, it is in use, or it cannot be read.
-pub(crate) fn load(data_dir: &Path) -> Result<(Snapshot, File), Failure> {
-    let path = data_dir.join(CATALOG_FILE);
-    // Otherwise a catalog would be created, even in an empty file.
-    if std::fs::metadata(&path).map_or(0, |file| file.len()) == 0 {
-        return Err(Failure::Failed(format!("{}: there is no catalog", path.display())));
-    }
-    let lock = lock_directory(data_dir)?;
-    let snapshot = RedbCatalog::open(&path).and_then(|catalog| catalog.load());
-    Ok((snapshot.map_err(Failure::new)?, lock))
+/// Those of the task, or the system has no threads left.
+pub(crate) fn blocking<T>(task: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::Failed(format!("cannot start the runtime: {error}")))?;
+    runtime.block_on(task)
 }
 
-fn run_export(args: &ExportArgs) -> Result<(), Failure> {
-    let (snapshot, _lock) = load(&args.data_dir)?;
+/// A line of `list`.
+#[derive(Serialize)]
+struct Listed {
+    store: Uuid,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    catalog: Option<Summary>,
+    /// Why it cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Summary {
+    wal: Uuid,
+    node: u32,
+    version: u64,
+    opening: u32,
+    term: u32,
+    clean: bool,
+    written_at_ms: u64,
+    streams: usize,
+    ranges: usize,
+    objects: usize,
+    metadata: usize,
+}
+
+impl Summary {
+    fn of(state: &ChainState) -> Self {
+        let ChainState { head, header, streams, objects, meta, .. } = state;
+        Self {
+            wal: header.wal,
+            node: header.node,
+            version: header.version,
+            opening: header.opening,
+            term: head.term,
+            clean: header.is_clean,
+            written_at_ms: header.written_at_ms,
+            streams: streams.len(),
+            ranges: streams.values().map(|stream| stream.ranges.len()).sum(),
+            objects: objects.len(),
+            metadata: meta.len(),
+        }
+    }
+
+    fn describe(&self) -> String {
+        format!(
+            "{}, {}, {}, {}",
+            counted(self.streams as u64, "stream", "streams"),
+            counted(self.ranges as u64, "range", "ranges"),
+            counted(self.objects as u64, "object", "objects"),
+            counted(self.metadata as u64, "entry of metadata", "entries of metadata"),
+        )
+    }
+}
+
+async fn list(args: &ListArgs) -> Result<(), Failure> {
+    let url = readable(&args.object_store, &args.s3)?;
+    let objects = crate::objects::open_to_read(&url)?;
+    let stores = list_stores(&*objects).await;
+    let stores = stores.map_err(|error| Failure::Failed(format!("object store {url}: {error}")))?;
+    let mut listed = Vec::with_capacity(stores.len());
+    for store in stores {
+        let loaded = load(&url, Some(store)).await;
+        listed.push(Listed {
+            store,
+            catalog: loaded.as_ref().ok().map(Summary::of),
+            error: loaded.err().map(|failure| failure.message().to_owned()),
+        });
+    }
+    if args.json {
+        return output::json(&listed);
+    }
+    if listed.is_empty() {
+        return output::line(format_args!("object store {url}: there is no catalog"));
+    }
+    let mut table = Table::of_text(&["STORE", "VERSION", "CONTENT"]);
+    for Listed { store, catalog, error } in &listed {
+        let version = catalog.as_ref().map_or("-".into(), |catalog| catalog.version.to_string());
+        let content = catalog.as_ref().map(Summary::describe).or_else(|| error.clone());
+        table.row(vec![store.to_string(), version, content.unwrap_or_default()]);
+    }
+    output::line(format_args!("{table}"))
+}
+
+/// Bytes as lower-case hexadecimal digits.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The JSON of an export.
+fn exported(state: &ChainState) -> serde_json::Value {
+    let ChainState { head, header, .. } = state;
+    let store = header.store;
+    let streams: Vec<_> = state
+        .streams
+        .iter()
+        .map(|(id, stream)| {
+            let ranges: Vec<_> = stream
+                .ranges
+                .iter()
+                .map(|range| {
+                    serde_json::json!({
+                        "object": range.object,
+                        "start": range.start,
+                        "end": range.end,
+                        "payload_bytes": range.payload_bytes,
+                        "max_timestamp_ms": range.max_timestamp_ms,
+                    })
+                })
+                .collect();
+            serde_json::json!({
+                "id": id,
+                "kind": stream.kind,
+                "label": hex(&stream.label),
+                "epoch": stream.epoch.0,
+                "start": stream.start,
+                "uploaded_end": stream.uploaded_end,
+                "checkpoint": stream.checkpoint.as_deref().map(hex),
+                "ranges": ranges,
+            })
+        })
+        .collect();
+    let objects: Vec<_> = state
+        .objects
+        .values()
+        .map(|object| {
+            serde_json::json!({
+                "number": object.id,
+                "name": object.name(store),
+                "size_bytes": object.size_bytes,
+                "index_position": object.index_position,
+                "index_bytes": object.index_bytes,
+                "index_crc32c": object.index_crc32c,
+                "created_at_ms": object.created_at_ms,
+                "generation": object.generation,
+                "payload_bytes": object.payload_bytes,
+                "format": object.format,
+            })
+        })
+        .collect();
+    let meta: Vec<_> = state
+        .meta
+        .iter()
+        .map(|(key, value)| serde_json::json!({ "key": key, "value": hex(value) }))
+        .collect();
+    let gaps: Vec<_> = state
+        .gaps
+        .iter()
+        .map(|((stream, start), end)| {
+            serde_json::json!({ "stream": stream, "start": start, "end": end })
+        })
+        .collect();
+    let hints: Vec<_> = state
+        .hints
+        .iter()
+        .map(|(stream, end)| serde_json::json!({ "stream": stream, "end": end }))
+        .collect();
+    serde_json::json!({
+        "store": store,
+        "wal": header.wal,
+        "incarnation": header.incarnation,
+        "number": head.number,
+        "version": header.version,
+        "opening": header.opening,
+        "term": head.term,
+        "node": header.node,
+        "clean": header.is_clean,
+        "written_at_ms": header.written_at_ms,
+        "covers": header.covers,
+        "cut": header.cut.0,
+        "wal_mark": header.wal_mark,
+        "next_stream": header.next_stream,
+        "reserved": state.reserved,
+        "largest_count": state.largest_count,
+        "streams": streams,
+        "objects": objects,
+        "meta": meta,
+        "gaps": gaps,
+        "hints": hints,
+    })
+}
+
+async fn export(args: &ExportArgs) -> Result<(), Failure> {
+    let state = args.catalog.load().await?;
+    let json = exported(&state);
     let Some(path) = &args.output else {
-        return match export::export(&snapshot, &mut BufWriter::new(io::stdout().lock())) {
-            Ok(_) => Ok(()),
+        let mut out = BufWriter::new(io::stdout().lock());
+        let written = serde_json::to_writer_pretty(&mut out, &json).map_err(io::Error::from);
+        return match written.and_then(|()| writeln!(out)).and_then(|()| out.flush()) {
+            Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
             Err(error) => Err(Failure::Failed(format!("standard output: {error}"))),
         };
@@ -83,16 +369,15 @@ fn run_export(args: &ExportArgs) -> Result<(), Failure> {
     // It contains password verifiers.
     let file = File::options().write(true).create_new(true).mode(0o600).open(path);
     let mut file = BufWriter::new(file.map_err(failed)?);
-    let written = export::export(&snapshot, &mut file).and_then(|crc32c| {
+    let written = serde_json::to_writer_pretty(&mut file, &json).map_err(io::Error::from);
+    let written = written.and_then(|()| {
+        writeln!(file)?;
         file.flush()?;
-        file.get_ref().sync_all()?;
-        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
-        Ok(crc32c)
+        file.get_ref().sync_all()
     });
     match written {
-        Ok(crc32c) => {
-            print_summary(&snapshot, &format!("to {}, CRC32C {crc32c:08x}", path.display()))
+        Ok(()) => {
+            output::line(format_args!("{} to {}", Summary::of(&state).describe(), path.display()))
         }
         Err(error) => {
             // The file is not a complete export.
@@ -100,26 +385,4 @@ fn run_export(args: &ExportArgs) -> Result<(), Failure> {
             Err(failed(error))
         }
     }
-}
-
-fn run_import(args: &ImportArgs) -> Result<(), Failure> {
-    let named =
-        |what: &dyn std::fmt::Display| Failure::Failed(format!("{}: {what}", args.input.display()));
-    let file = File::open(&args.input).map_err(|error| named(&error))?;
-    let snapshot = export::read_export(&mut BufReader::new(file)).map_err(|error| named(&error))?;
-    let _lock = lock_directory(&args.data_dir)?;
-    let path = args.data_dir.join(CATALOG_FILE);
-    export::import_file(&path, &snapshot).map_err(Failure::new)?;
-    print_summary(&snapshot, &format!("into {}", path.display()))
-}
-
-fn print_summary(snapshot: &Snapshot, where_to: &str) -> Result<(), Failure> {
-    let ranges: usize = snapshot.streams.values().map(|stream| stream.ranges.len()).sum();
-    output::line(format_args!(
-        "{}, {}, {}, {} {where_to}",
-        counted(snapshot.streams.len() as u64, "stream", "streams"),
-        counted(ranges as u64, "range", "ranges"),
-        counted(snapshot.objects.len() as u64, "object", "objects"),
-        counted(snapshot.meta.len() as u64, "entry of metadata", "entries of metadata"),
-    ))
 }

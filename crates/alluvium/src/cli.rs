@@ -8,6 +8,7 @@ use crate::cache::CacheCommand;
 use crate::catalog::CatalogCommand;
 use crate::config::ServeOptions;
 use crate::object::ObjectCommand;
+use crate::rebuild::RebuildArgs;
 use crate::topic::TopicCommand;
 use crate::user::UserCommand;
 use crate::volume::VolumeCommand;
@@ -56,9 +57,10 @@ pub(crate) enum Command {
     /// Serve, export, create and inspect replicated block volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Export the catalog of a stopped server as JSON, and import it.
+    /// List the catalogs in an object store, and export one as JSON.
     #[command(subcommand)]
     Catalog(CatalogCommand),
+    Rebuild(RebuildArgs),
     /// Put load on a running server, this one or any other that speaks Kafka, and measure.
     #[command(subcommand)]
     Bench(BenchCommand),

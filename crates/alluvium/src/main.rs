@@ -12,7 +12,8 @@
 //! - `objects.rs`, `profile.rs`: object stores and their credentials
 //! - `jwks.rs`, `user.rs`: keys of OAUTHBEARER tokens; `user`
 //! - `topic.rs`, `kafka.rs`, `kafka/`: `topic`, and the Kafka client of `topic` and `bench`
-//! - `wal/`, `object/`, `catalog.rs`: tools for logs, objects and the catalog
+//! - `wal/`, `object/`, `catalog.rs`, `rebuild.rs`: tools for logs, objects and the catalog;
+//!   rebuild after the loss of a log
 //! - `bench/`, `load.rs`: load for any Kafka server
 //! - `cache/`: tools of the journal cache, and its Redis server
 //! - `volume/`: servers of block volumes, NBD exports, and their tools
@@ -39,6 +40,7 @@ mod output;
 mod per_ip;
 mod profile;
 mod progress;
+mod rebuild;
 mod serve;
 mod storage;
 mod topic;
@@ -72,6 +74,7 @@ fn main() -> ExitCode {
         Command::Cache(command) => cache::run(command),
         Command::Catalog(command) => catalog::run(command),
         Command::Object(command) => object::run(command),
+        Command::Rebuild(args) => rebuild::run(&args),
         Command::Serve(options) => serve::run(*options),
         Command::Topic(command) => topic::run(command),
         Command::User(command) => user::run(command),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
@@ -12,7 +13,6 @@ use object_store::path::Path as Location;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
 use url::{Host, Url};
-use uuid::Uuid;
 
 use crate::output::Failure;
 use crate::profile::Profile;
@@ -27,7 +27,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// Callers have a deadline of their own (`alluvium_stream`), and uploads are retried without limit.
 const RETRY: Duration = Duration::from_secs(25);
 const RETRIES: usize = 10;
-/// Time that a start waits for an answer of the object store, which it can do without.
+/// Time that a start waits for an answer of the object store before it reports that there is none.
 const CHECK: Duration = Duration::from_secs(5);
 
 /// Where objects are stored.
@@ -194,6 +194,42 @@ impl S3Settings {
     }
 }
 
+/// How S3 is reached; the same options as for `alluvium serve`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct S3Args {
+    /// Endpoint, if it is not AWS: `https://s3.example.org`.
+    #[arg(long, env = "ALLUVIUM_S3_ENDPOINT", value_name = "URL")]
+    s3_endpoint: Option<String>,
+    /// The bucket's region.
+    #[arg(long, env = "ALLUVIUM_S3_REGION", value_name = "NAME")]
+    s3_region: Option<String>,
+    /// Put the bucket into the path of the URL and not into the host name.
+    #[arg(long, env = "ALLUVIUM_S3_PATH_STYLE", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    s3_path_style: Option<bool>,
+    /// Allow an http:// endpoint that is not on loopback.
+    #[arg(long, env = "ALLUVIUM_S3_ALLOW_HTTP", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    s3_allow_http: Option<bool>,
+    /// Certificates (PEM) to trust in addition to the system's.
+    #[arg(long, env = "ALLUVIUM_S3_CA_FILE", value_name = "FILE")]
+    s3_ca_file: Option<PathBuf>,
+}
+
+impl S3Args {
+    /// Returns the settings.
+    pub(crate) fn settings(&self) -> S3Settings {
+        let Self { s3_endpoint, s3_region, s3_path_style, s3_allow_http, s3_ca_file } = self;
+        S3Settings {
+            endpoint: s3_endpoint.clone(),
+            region: s3_region.clone(),
+            path_style: *s3_path_style,
+            allow_http: *s3_allow_http,
+            ca_file: s3_ca_file.clone(),
+        }
+    }
+}
+
 /// Opens the object store, without a request to it.
 ///
 /// # Errors
@@ -210,6 +246,18 @@ pub(crate) fn open(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure
             Ok(Arc::new(InMemory::new()))
         }
         ObjectStoreUrl::S3(bucket) => open_bucket(bucket, credentials(environment)?, RETRIES),
+    }
+}
+
+/// Opens the object store for a tool that only reads: a local directory is not marked.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_to_read(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure> {
+    let ObjectStoreUrl::Directory(directory) = url else { return open(url) };
+    match LocalFileSystem::new_with_prefix(directory) {
+        Ok(store) => Ok(Arc::new(store)),
+        Err(error) => Err(Failure::Failed(format!("object store {url}: {error}"))),
     }
 }
 
@@ -342,43 +390,32 @@ fn certificates(file: &Path) -> Result<Vec<Certificate>, Failure> {
     }
 }
 
-/// Lists the objects of the store with the log `wal_id`, if there is one already, up to the first
-/// name that `is_known`. An error that no later attempt can resolve fails the start, before
-/// anything is created or written. Other errors do not prevent it: records are accepted as long as
-/// the log has space. Returns whether a known name was found; `None` if that is unknown now or
-/// meaningless.
+/// Lists the objects, up to the first one. An error that no later attempt can resolve fails the
+/// start, before anything is created or written.
 ///
 /// # Errors
 /// The bucket does not exist, or the credentials are refused.
-pub(crate) fn check(
-    url: &ObjectStoreUrl,
-    wal_id: Option<Uuid>,
-    is_known: &(dyn Fn(&str) -> bool + Sync),
-) -> Result<Option<bool>, Failure> {
-    check_with(url, wal_id, is_known, || credentials(environment))
+pub(crate) fn check(url: &ObjectStoreUrl) -> Result<(), Failure> {
+    check_with(url, || credentials(environment))
 }
 
 fn check_with(
     url: &ObjectStoreUrl,
-    wal_id: Option<Uuid>,
-    is_known: &(dyn Fn(&str) -> bool + Sync),
     credentials: impl FnOnce() -> Result<AmazonS3Builder, Failure>,
-) -> Result<Option<bool>, Failure> {
+) -> Result<(), Failure> {
     let probe = async {
         match url {
             ObjectStoreUrl::S3(bucket) => {
                 // A separate client, because its connections end with this runtime.
                 let store = open_bucket(bucket, credentials()?, 0)?;
-                list_objects(url, &*store, wal_id, is_known).await
+                list_objects(url, &*store).await
             }
             ObjectStoreUrl::Directory(directory) if directory.is_dir() => {
                 let store = LocalFileSystem::new_with_prefix(directory)
                     .map_err(|error| Failure::Failed(format!("object store {url}: {error}")))?;
-                list_objects(url, &store, wal_id, is_known).await
+                list_objects(url, &store).await
             }
-            ObjectStoreUrl::Directory(_) => Ok(Some(false)),
-            // It is empty at each start, which was logged.
-            ObjectStoreUrl::Memory => Ok(None),
+            ObjectStoreUrl::Directory(_) | ObjectStoreUrl::Memory => Ok(()),
         }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -387,27 +424,18 @@ fn check_with(
     runtime.block_on(probe)
 }
 
-async fn list_objects(
-    url: &ObjectStoreUrl,
-    store: &dyn ObjectStore,
-    wal_id: Option<Uuid>,
-    is_known: &(dyn Fn(&str) -> bool + Sync),
-) -> Result<Option<bool>, Failure> {
-    let probe = alluvium_stream::probe_objects(store, wal_id, is_known);
+async fn list_objects(url: &ObjectStoreUrl, store: &dyn ObjectStore) -> Result<(), Failure> {
+    let probe = alluvium_stream::probe_objects(store, None, &|_| true);
     match tokio::time::timeout(CHECK, probe).await {
-        Ok(Ok(found)) => Ok(Some(found)),
+        Ok(Ok(_)) => {}
         Ok(Err(error)) if error.is_permanent() => {
-            Err(Failure::Failed(format!("object store {url}: {}{}", error.reason(), source(url))))
+            let source = source(url);
+            return Err(Failure::Failed(format!("object store {url}: {}{source}", error.reason())));
         }
-        Ok(Err(error)) => {
-            warn(url, &error.reason());
-            Ok(None)
-        }
-        Err(_) => {
-            warn(url, &format!("no answer within {} s", CHECK.as_secs()));
-            Ok(None)
-        }
+        Ok(Err(error)) => warn(url, &error.reason()),
+        Err(_) => warn(url, &format!("no answer within {} s", CHECK.as_secs())),
     }
+    Ok(())
 }
 
 /// Where the credentials come from, if not from the environment: a hint for an operator who does
@@ -433,8 +461,8 @@ fn source(url: &ObjectStoreUrl) -> String {
 
 fn warn(url: &ObjectStoreUrl, reason: &str) {
     tracing::warn!(
-        "the object store is unavailable: {url}: {reason}{}. The server starts without it and \
-         retries; until it is available nothing is uploaded, and the write-ahead log fills up",
+        "the object store is unavailable: {url}: {reason}{}. It has the catalog, so the server \
+         waits until it is available",
         source(url)
     );
 }
@@ -592,10 +620,10 @@ mod tests {
 
     /// The check with fixed credentials: the environment may have none, and the machine's must not
     /// be requested.
-    fn checked(url: &ObjectStoreUrl) -> Result<Option<bool>, Failure> {
+    fn checked(url: &ObjectStoreUrl) -> Result<(), Failure> {
         let credentials =
             AmazonS3Builder::new().with_access_key_id("id").with_secret_access_key("hush");
-        check_with(url, None, &|_| true, || Ok(credentials))
+        check_with(url, || Ok(credentials))
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(crate) enum Failure {
     NotChecked(String),
     /// The write-ahead log failed while serving: exit code 3.
     WalFailed(String),
+    /// The command has succeeded, and records are lost: exit code 3.
+    Lost(String),
 }
 
 impl Failure {
@@ -40,12 +42,23 @@ impl Failure {
         }
     }
 
+    /// The text for people.
+    pub(crate) fn message(&self) -> &str {
+        match self {
+            Self::Failed(message)
+            | Self::Usage(message)
+            | Self::NotChecked(message)
+            | Self::WalFailed(message)
+            | Self::Lost(message) => message,
+        }
+    }
+
     /// Prints the failure to standard error, in a server as the last line of its log.
     pub(crate) fn report(&self) -> ExitCode {
         let (code, message) = match self {
             Self::Failed(message) => (1, message),
             Self::Usage(message) | Self::NotChecked(message) => (2, message),
-            Self::WalFailed(message) => (3, message),
+            Self::WalFailed(message) | Self::Lost(message) => (3, message),
         };
         let line = format!("error: {message}\n");
         write_out(log_queue::of_server(), &line);

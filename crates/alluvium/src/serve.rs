@@ -12,7 +12,7 @@ use alluvium_broker::groups::GroupConfig;
 use alluvium_broker::{
     Broker, BrokerConfig, BrokerFold, ListenerConfig, SecurityConfig, StartError,
 };
-use alluvium_stream::{Gap, GapCause, Opened, Recovery, Store, StreamId};
+use alluvium_stream::{Gap, GapCause, Opened, Recovery, Store, StoreError, StreamId, migrate};
 use prometheus_client::registry::Registry;
 use rustix::fs::Mode;
 use tokio::runtime::{Builder, Runtime};
@@ -25,7 +25,7 @@ use crate::control::Socket;
 use crate::jwks;
 use crate::output::{self, Failure};
 use crate::progress::Meter;
-use crate::storage::Storage;
+use crate::storage::{Storage, prepare, wait_for};
 use crate::units::{Size, Span, about, counted};
 
 /// Exit code after a second signal, which ends the process before a graceful stop is complete.
@@ -210,14 +210,35 @@ async fn recover(
     storage: Storage,
     health: &Arc<Health>,
 ) -> Result<(Opened, File), Failure> {
-    let Storage { device, wal_options, catalog, objects, options, lock } = storage;
+    let Storage { device, wal_options, objects, options, wal_id, lock } = storage;
+    prepare(config, &objects, wal_id, health).await?;
+    health.begin("opening the catalog");
+    let node_id = config.node_id;
+    let migrated = loop {
+        match migrate(&objects, &device, &config.data_dir, node_id, &options).await {
+            Err(error) if error.is_temporary() => wait_for(config, &error).await,
+            migrated => break migrated.map_err(Failure::new)?,
+        }
+    };
+    if let Some(file) = migrated {
+        tracing::info!(
+            "the catalog was moved to the object store; {} is not needed any more",
+            file.display()
+        );
+    }
     let meter = Meter::new(format!("recovering {}", config.wal.display()));
-    let progress = Some(health.progress("recovering", meter.callback()));
+    let progress = Some(health.later("recovering", meter.callback()));
     let fold = Arc::new(BrokerFold);
-    let opened = Store::open(device, wal_options, objects, catalog, fold, options, progress).await;
+    let opened = Store::open(device, wal_options, objects, fold, options, progress).await;
     let opened = opened.map_err(|error| {
-        let (wal, data) = (config.wal.display(), config.data_dir.display());
-        Failure::Failed(format!("write-ahead log {wal}, catalog in {data}: {error}"))
+        let (wal, url) = (config.wal.display(), &config.object_store);
+        let advice = match &error {
+            StoreError::NoCatalog { .. } => {
+                format!(". To discard the records of the log: `alluvium wal format --force {wal}`")
+            }
+            _ => String::new(),
+        };
+        Failure::Failed(format!("write-ahead log {wal}, object store {url}: {error}{advice}"))
     })?;
     Ok((opened, lock))
 }
@@ -228,17 +249,20 @@ const NAMED_LOSSES: usize = 1000;
 /// Describes the offsets that recovery found lost, by topic and partition.
 fn losses(recovery: &Recovery, names: &HashMap<StreamId, String>) -> Vec<String> {
     let mut lines = Vec::new();
+    let log = match recovery.declared_gaps {
+        0 => "the write-ahead log is damaged",
+        _ => "a write-ahead log was lost or is damaged",
+    };
     for Gap { stream, offsets, cause } in recovery.gaps.iter().take(NAMED_LOSSES) {
         let name = names.get(stream).cloned().unwrap_or_else(|| format!("stream {stream}"));
         let (start, last) = (offsets.start, offsets.end.0 - 1);
         lines.push(match cause {
-            GapCause::Lost => format!(
-                "offsets {start} to {last} of {name} are lost: the write-ahead log is damaged; \
-                 readers skip them"
-            ),
+            GapCause::Lost => {
+                format!("offsets {start} to {last} of {name} are lost: {log}; readers skip them")
+            }
             GapCause::Skipped => format!(
-                "offsets {start} to {last} of {name} are skipped: the write-ahead log is damaged, \
-                 and at most this many records may be lost; readers skip them"
+                "offsets {start} to {last} of {name} are skipped: {log}, and at most this many \
+                 records may be lost; readers skip them"
             ),
         });
     }
@@ -472,6 +496,8 @@ mod tests {
             skipped_deleted: 0,
             gaps: vec![],
             missing_end: None,
+            declared_gaps: 0,
+            lost_lists: 0,
             elapsed: Duration::from_millis(7),
         }
     }
@@ -571,7 +597,7 @@ mod tests {
             runtime.block_on(recover(config, storage, &health)).unwrap();
         runtime.block_on(async {
             let id = store.new_stream_ids(1).await.unwrap()[0];
-            let create = Change::CreateStream { id, kind: KIND_LOG };
+            let create = Change::CreateStream { id, kind: KIND_LOG, label: Default::default() };
             store.commit(vec![create]).await.unwrap();
             let stream = store.open_stream(id, StreamEpoch(0)).await.unwrap();
             let payload = vec![1; 1000].into();

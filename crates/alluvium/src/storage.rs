@@ -1,42 +1,46 @@
-//! What a server is built on: data directory, catalog, write-ahead log and object store. They are
-//! opened or created, and checked to belong together before anything is written to any of them.
+//! What a server is built on: data directory, write-ahead log and object store. They are opened or
+//! created, and checked to belong together before anything is written to any of them.
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{Read, Write};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use alluvium_device::{Access, Geometry, OpenOptions, SharedDevice};
-use alluvium_stream::{Catalog, Change, DiskCacheOptions, RedbCatalog};
+use alluvium_stream::chain::list_stores;
+use alluvium_stream::sequence::{ProbeError, probe_creates};
+use alluvium_stream::{DiskCacheOptions, LEGACY_CATALOG, ObjectError, PROBES_DIRECTORY, locate};
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use object_store::ObjectStore;
 use uuid::Uuid;
 
 use crate::admin::Health;
 use crate::config::{ServeConfig, limits};
-use crate::objects::ObjectStoreUrl;
 use crate::output::Failure;
 use crate::progress::Meter;
 use crate::units::{Size, counted};
 
-/// Name of the catalog in a data directory.
-pub(crate) const CATALOG_FILE: &str = "catalog.redb";
+/// Name of the file in a data directory that has the id of the server's write-ahead log. It decides
+/// nothing but whether a missing or another log is noticed.
+const WAL_ID_FILE: &str = "wal-id";
 
 /// Storage that is opened and checked, not recovered yet.
 pub(crate) struct Storage {
     pub(crate) device: SharedDevice,
     pub(crate) wal_options: alluvium_wal::Options,
-    pub(crate) catalog: Arc<dyn Catalog>,
     pub(crate) objects: Arc<dyn ObjectStore>,
     pub(crate) options: alluvium_stream::Options,
+    /// The id of the log.
+    pub(crate) wal_id: Uuid,
     /// Held as long as the server runs: one server per data directory.
     pub(crate) lock: File,
 }
 
 impl Storage {
-    /// Opens all parts and creates those that are missing: directory, catalog, write-ahead log.
-    /// Blocks while a new log is pre-written.
+    /// Opens all parts and creates those that are missing: directory, write-ahead log. Blocks while
+    /// a new log is pre-written.
     ///
     /// # Errors
     /// A part cannot be opened, contains something else, or belongs to another server.
@@ -45,94 +49,136 @@ impl Storage {
             // Checked before a file is pre-written, so that the error comes at once.
             stream_options(config, config.wal_capacity.unwrap_or(limits::WAL_CAPACITY))?;
         }
-        let catalog_path = config.data_dir.join(CATALOG_FILE);
-        let is_first = !catalog_path.exists();
-        if is_first {
-            // Checked before anything is created.
-            health.begin("checking the object store");
-            crate::objects::check(&config.object_store, None, &|_| true)?;
-        }
+        // Checked before anything is created.
+        health.begin("checking the object store");
+        crate::objects::check(&config.object_store)?;
         let lock = lock_directory(&config.data_dir)?;
-        health.begin("opening the catalog");
-        let catalog = RedbCatalog::open(&catalog_path).map_err(Failure::new)?.with_reserve();
-        // Recovery reads the whole catalog, and writes nothing before that. Here, only the binding
-        // that would be written below must be certain: a catalog without a log is small.
-        let wal_id = match catalog.wal_id().map_err(Failure::new)? {
-            Some(wal_id) => Some(wal_id),
-            None => catalog.load().map_err(Failure::new)?.wal_id,
-        };
-        let bound = wal_id.is_some();
-        if !is_first {
-            health.begin("checking the object store");
-            check_objects(config, &catalog, wal_id)?;
-        }
+        let known = read_wal_id(&config.data_dir)?;
+        let bound = known.is_some() || config.data_dir.join(LEGACY_CATALOG).exists();
         health.begin("opening the log");
         let (device, header) = open_wal(config, bound, health)?;
-        if !bound {
-            check_unused(config, &header, &catalog_path)?;
+        match known {
+            Some(known) if known != header.wal_id => {
+                return Err(Failure::Failed(format!(
+                    "data directory {} belongs to write-ahead log {known}, but {} is write-ahead \
+                     log {}. Set --wal to the path of that log, or --data-dir to another directory",
+                    config.data_dir.display(),
+                    config.wal.display(),
+                    header.wal_id
+                )));
+            }
+            Some(_) => {}
+            None => write_wal_id(&config.data_dir, header.wal_id)?,
         }
         let capacity = Size { bytes: header.capacity_bytes };
         let options = stream_options(config, capacity)?;
         let objects = crate::objects::open(&config.object_store)?;
-        if !bound {
-            // Bound before the log is opened for the first time, so that a log that was ever opened
-            // is bound, whenever the server is killed.
-            catalog.commit(&[Change::BindWal(header.wal_id)]).map_err(Failure::new)?;
-        }
         let wal_options = wal_options(config.node_id, capacity);
         let wal_options = alluvium_wal::Options { reserve: config.wal_reserve, ..wal_options };
-        Ok(Self { device, wal_options, catalog: Arc::new(catalog), objects, options, lock })
+        Ok(Self { device, wal_options, objects, options, wal_id: header.wal_id, lock })
     }
 }
 
-/// Checks that the object store contains at least one of the objects of the catalog. If it contains
-/// none, it is another store or is not mounted, whatever else is in it: uploads would go there, the
-/// log would be trimmed, and these objects would be missing once the store is corrected.
-fn check_objects(
+/// Time in which a new object store must have answered.
+const PROBE: Duration = Duration::from_secs(60);
+/// Time after which an object store that did not answer is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Waits before the object store is asked again.
+pub(crate) async fn wait_for(config: &ServeConfig, error: &dyn std::fmt::Display) {
+    let url = &config.object_store;
+    tracing::warn!("object store {url}: {error}; the server waits until it is available");
+    tokio::time::sleep(ASK_AGAIN).await;
+}
+
+/// Checks that the object store is suitable, unless it has the catalog of this log already. Reports
+/// which other servers use it.
+pub(crate) async fn prepare(
     config: &ServeConfig,
-    catalog: &RedbCatalog,
-    wal_id: Option<Uuid>,
+    objects: &Arc<dyn ObjectStore>,
+    wal_id: Uuid,
+    health: &Arc<Health>,
 ) -> Result<(), Failure> {
-    let names = catalog.object_names().map_err(Failure::new)?;
-    let is_known = |name: &str| names.is_empty() || names.contains(name);
-    if crate::objects::check(&config.object_store, wal_id, &is_known)? != Some(false) {
-        return Ok(());
+    let url = &config.object_store;
+    let failed = |reason: String| Failure::Failed(format!("object store {url}: {reason}"));
+    health.begin("opening the catalog");
+    let stores = loop {
+        let listed = async {
+            let store = locate(&**objects, wal_id).await?;
+            let stores = list_stores(&**objects).await?;
+            Ok((!stores.contains(&store)).then_some(stores))
+        };
+        match listed.await {
+            Ok(Some(others)) => break others,
+            Ok(None) => return Ok(()),
+            Err(error) => wait_unless_permanent(config, &error).await?,
+        }
+    };
+    health.begin("testing the object store");
+    loop {
+        let until = tokio::time::Instant::now() + PROBE;
+        match probe_creates(objects, PROBES_DIRECTORY, until, &mut |_, _| ()).await {
+            Ok(()) => break,
+            Err(ProbeError::Unsuitable(reason)) => {
+                return Err(failed(format!(
+                    "it is not suitable, because it does not create objects atomically: {reason}"
+                )));
+            }
+            Err(ProbeError::Object(error)) => wait_unless_permanent(config, &error).await?,
+        }
     }
-    let snapshot = catalog.load().map_err(Failure::new)?;
-    let ranges = snapshot.streams.values().flat_map(|stream| &stream.ranges);
-    match ranges.map(|range| range.object).max().and_then(|id| snapshot.objects.get(&id)) {
-        None => check_mark(config, wal_id),
-        Some(newest) => Err(Failure::Failed(format!(
-            "object store {}: contains none of the objects in which the catalog in {} has \
-             records, for example {}. Is it another object store, or not mounted? If they are \
-             lost, create an object of that name, for example an empty file, to start without them",
-            config.object_store,
-            config.data_dir.display(),
-            newest.name
-        ))),
+    if let Some(first) = stores.first() {
+        tracing::warn!(
+            "object store {url} has the catalogs of {}, for example of {first}, and none of this \
+             log",
+            counted(stores.len() as u64, "other server", "other servers")
+        );
+    }
+    Ok(())
+}
+
+/// Waits before the object store is asked again, unless no later attempt can succeed.
+async fn wait_unless_permanent(config: &ServeConfig, error: &ObjectError) -> Result<(), Failure> {
+    let reason = error.reason();
+    if error.is_permanent() || error.is_loss() {
+        return Err(Failure::Failed(format!("object store {}: {reason}", config.object_store)));
+    }
+    wait_for(config, &reason).await;
+    Ok(())
+}
+
+/// Returns the id of the log that the directory belongs to, if it has one.
+fn read_wal_id(directory: &Path) -> Result<Option<Uuid>, Failure> {
+    let path = directory.join(WAL_ID_FILE);
+    let failed = |reason: &dyn std::fmt::Display| {
+        Failure::Failed(format!(
+            "{}: {reason}. It has the id of the server's write-ahead log; if it is damaged, remove \
+             it",
+            path.display()
+        ))
+    };
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Uuid::try_parse(text.trim_end()).map(Some).map_err(|error| failed(&error)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(&error)),
     }
 }
 
-/// Refuses a directory that no server has opened if the catalog has been in use with an object
-/// store: the directory contains nothing of the catalog, and objects uploaded to it would be
-/// missing once its file system is mounted. The object store is opened before a log is bound to the
-/// catalog.
-fn check_mark(config: &ServeConfig, wal_id: Option<Uuid>) -> Result<(), Failure> {
-    match &config.object_store {
-        ObjectStoreUrl::Directory(directory)
-            if wal_id.is_some() && !alluvium_stream::is_marked(directory) =>
-        {
-            Err(Failure::Failed(format!(
-                "object store {}: no server has used this directory, but the catalog in {} is not \
-                 new. Is the file system not mounted, or is this another directory? To store \
-                 objects there, create an empty file named {} in it",
-                directory.display(),
-                config.data_dir.display(),
-                alluvium_stream::MARK
-            )))
-        }
-        _ => Ok(()),
-    }
+/// Writes the id of the log that the directory belongs to.
+///
+/// # Errors
+/// It cannot be written.
+pub(crate) fn write_wal_id(directory: &Path, wal_id: Uuid) -> Result<(), Failure> {
+    let path = directory.join(WAL_ID_FILE);
+    let unfinished = directory.join(format!("{WAL_ID_FILE}.new"));
+    let write = || {
+        let mut file = File::create(&unfinished)?;
+        writeln!(file, "{wal_id}")?;
+        file.sync_all()?;
+        std::fs::rename(&unfinished, &path)?;
+        File::open(directory)?.sync_all()
+    };
+    write().map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))
 }
 
 /// Locks the directory for this process and writes the process ID into the lock file, for tools
@@ -181,14 +227,14 @@ pub(crate) fn lock_directory(directory: &Path) -> Result<File, Failure> {
     Ok(lock)
 }
 
-/// Opens the write-ahead log, and formats it if it is new. `bound`: the catalog already belongs to
-/// a log.
+/// Opens the write-ahead log, and formats it if it is new. `bound`: the data directory belongs to a
+/// log.
 ///
-/// | the target | catalog without a log | catalog bound to a log |
+/// | the target | new data directory | data directory of a log |
 /// |---|---|---|
 /// | does not exist | created and formatted | refused: its log is missing |
 /// | blank | formatted | refused: its log was erased |
-/// | a write-ahead log | opened; refused if used | opened; recovery refuses a foreign one |
+/// | a write-ahead log | opened | opened; a foreign one is refused |
 /// | something else | refused; formatted with --force-format | refused |
 /// | a damaged or unknown header | refused | refused |
 fn open_wal(
@@ -198,9 +244,9 @@ fn open_wal(
 ) -> Result<(SharedDevice, HeaderInfo), Failure> {
     let path = config.wal.display();
     let missing = !config.wal.exists();
-    let catalog_needs = |what: &str| {
+    let directory_needs = |what: &str| {
         Failure::Failed(format!(
-            "{path} {what}, but the catalog in {} belongs to a write-ahead log that contains \
+            "{path} {what}, but the data directory {} belongs to a write-ahead log that contains \
              acknowledged records. Set --wal to the path of that log",
             config.data_dir.display()
         ))
@@ -212,7 +258,7 @@ fn open_wal(
         ))
     };
     if missing && bound {
-        return Err(catalog_needs("does not exist"));
+        return Err(directory_needs("does not exist"));
     }
     let capacity = config.wal_capacity.unwrap_or(limits::WAL_CAPACITY);
     let options = OpenOptions {
@@ -256,38 +302,17 @@ fn open_wal(
             compare_capacity(config, &inspection.header);
             inspection.header
         }
-        Err(OpenError::NotFormatted { .. }) if bound => return Err(catalog_needs("is blank")),
+        Err(OpenError::NotFormatted { .. }) if bound => return Err(directory_needs("is blank")),
         // The header slots are blank; `format` checks more of the device and reports what it finds.
         Err(OpenError::NotFormatted { .. }) => format(config.force_format)?,
         Err(OpenError::NotAWal { .. }) if bound => {
-            return Err(catalog_needs("contains something else"));
+            return Err(directory_needs("contains something else"));
         }
         Err(OpenError::NotAWal { .. }) if config.force_format => format(true)?,
         Err(OpenError::NotAWal { looks_like, .. }) => return Err(occupied(&looks_like)),
         Err(other) => return Err(other.into()),
     };
     Ok((device, header))
-}
-
-/// Refuses a used log for a new catalog. Even an empty one is bound to another catalog, whose
-/// topics and objects belong to what the log contains.
-fn check_unused(
-    config: &ServeConfig,
-    header: &HeaderInfo,
-    catalog_path: &Path,
-) -> Result<(), Failure> {
-    if header.epoch == 0 {
-        return Ok(());
-    }
-    let path = config.wal.display();
-    Err(Failure::Failed(format!(
-        "{path} contains write-ahead log {}, which was opened {} with another catalog, and {} is \
-         a new catalog. Set --data-dir to the directory of the log's catalog. To discard the \
-         records of the log: `alluvium wal format --force {path}`",
-        header.wal_id,
-        counted(header.epoch, "time", "times"),
-        catalog_path.display()
-    )))
 }
 
 /// Opens a device of a server. Nothing else may use it. If `options` have a size for a new file,

@@ -98,6 +98,7 @@ async fn open(chain: Chain, random: &mut Random) -> ChainWriter {
         node: 3,
         written_at_ms: 1_700_000_000_000,
         term: random.chance(0.3).then_some(term),
+        next_stream: StreamId(0),
         own: Vec::new(),
         hints: Hints::new(),
     };

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::Signal;
-use support::produce::produce;
-use support::{Server, contains, ok, refused, until};
+use support::produce::{consume, produce};
+use support::{Server, contains, ok, until};
 
 /// A mounted file system, until it is dropped.
 struct SmallDisk(PathBuf);
@@ -91,66 +91,105 @@ fn a_full_object_disk_is_emptied_by_deleting_topics() {
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
+/// A server whose log is not on the disk of its objects.
+struct Setting {
+    directory: tempfile::TempDir,
+    objects: PathBuf,
+}
+
+impl Setting {
+    fn new() -> Option<(Self, SmallDisk)> {
+        let directory = tempfile::tempdir().unwrap();
+        let objects = directory.path().join("disk");
+        let disk = SmallDisk::mount(&objects, "24m")?;
+        Some((Self { directory, objects }, disk))
+    }
+
+    fn command(&self) -> Command {
+        let store = format!("file://{}", text(&self.objects));
+        let arguments =
+            ["--wal-capacity", "64MiB", "--upload-interval", "1s", "--object-store", &store];
+        Server::command(&self.directory.path().join("data"), &arguments)
+    }
+
+    fn reserve_bytes(&self) -> u64 {
+        fs::metadata(self.objects.join("alluvium-reserve#0")).map_or(0, |found| found.len())
+    }
+}
+
+fn create(at: &str, name: &str) {
+    ok(&["topic", "create", name, "--partitions", "500", "--bootstrap", at]);
+}
+
 #[test]
-fn a_full_catalog_disk_refuses_new_topics_only() {
-    let data = tempfile::tempdir().unwrap();
-    let directory = data.path().join("disk");
-    let Some(disk) = SmallDisk::mount(&directory, "24m") else { return };
-    let (wal, objects) = (data.path().join("wal"), data.path().join("objects"));
-    let store = format!("file://{}", text(&objects));
-    let arguments = [
-        "--wal",
-        text(&wal),
-        "--wal-capacity",
-        "64MiB",
-        "--upload-interval",
-        "1s",
-        "--object-store",
-        &store,
-    ];
-    let mut server = Server::start(&directory, &arguments);
+fn topics_are_created_and_deleted_while_the_object_disk_is_full() {
+    let Some((setting, disk)) = Setting::new() else { return };
+    let mut server = Server::start_command(setting.command());
     let mut at = server.kafka.clone();
     ok(&["topic", "create", "first", "--bootstrap", &at]);
+    assert_eq!(setting.reserve_bytes(), 8 << 20);
     disk.fill();
-    let create = |at: &str, name: &str| {
-        let arguments = ["topic", "create", name, "--partitions", "500", "--bootstrap", at];
-        support::run(&arguments)
-    };
-    let mut made = Vec::new();
-    let refusal = loop {
-        let name = format!("topic-{}", made.len());
-        let output = create(&at, &name);
-        if !output.status.success() {
-            break support::stderr(&output);
-        }
-        made.push(name);
-        assert!(made.len() < 100, "the disk is not full");
-    };
-    contains(&refusal, &["no space", "PolicyViolation"]);
-    // The refused topic does not exist, and other operations still work.
-    let refused_name = format!("topic-{}", made.len());
-    assert!(!ok(&["topic", "list", "--bootstrap", &at]).contains(&refused_name));
+    let names: Vec<_> = (0..10).map(|number| format!("topic-{number}")).collect();
+    names.iter().for_each(|name| create(&at, name));
     assert_eq!(produce(&at, "first", b"one").unwrap(), 0);
-    until("the record is in an object", || {
-        server.get("/metrics").1.contains("alluvium_objects 1\n")
-    });
-    let health = server.get("/healthz").1;
-    contains(&health, &["degraded", "catalog_disk_full: ", text(&directory)]);
+    let health = server.wait_for_health("degraded\nuploads_failing: ").1;
+    // The catalog is written from the reserve, and nothing else is.
+    assert!(!health.contains("catalog_behind"), "{health}");
+    until("the reserve is in use", || setting.reserve_bytes() < 8 << 20);
+    contains(&server.get("/metrics").1, &["alluvium_objects 0\n"]);
 
     // The same holds after a crash, at the next start.
     server.stop(Signal::KILL);
-    server = Server::start(&directory, &arguments);
+    server = Server::start_command(setting.command());
+    contains(&server.log, &["WARN", "alluvium-reserve#0", "until there is space"]);
     at = server.kafka.clone();
     assert_eq!(produce(&at, "first", b"two").unwrap(), 0);
-    let again =
-        refused(1, &["topic", "create", &refused_name, "--partitions", "500", "--bootstrap", &at]);
-    contains(&again, &["no space"]);
-    for name in ["first"].into_iter().chain(made.iter().map(String::as_str)) {
+    create(&at, "late");
+    let listed = ok(&["topic", "list", "--bootstrap", &at]);
+    for name in names.iter().map(String::as_str).chain(["late", "first"]) {
+        contains(&listed, &[name]);
         ok(&["topic", "delete", name, "--bootstrap", &at]);
     }
     assert_eq!(ok(&["topic", "list", "--bootstrap", &at]), "there are no topics\n");
+    create(&at, "again");
+    assert_eq!(produce(&at, "again", b"one").unwrap(), 0);
     disk.empty();
-    assert!(create(&at, &refused_name).status.success());
+    until("the record is in an object", || {
+        server.get("/metrics").1.contains("alluvium_objects 1\n")
+    });
+    assert_eq!(setting.reserve_bytes(), 8 << 20, "objects are written when the reserve is whole");
+    assert_eq!(server.wait_for_health("ok").1, "ok\n");
+    let (status, log) = server.stop(Signal::TERM);
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+#[test]
+fn a_catalog_that_cannot_be_written_delays_the_next_start_only() {
+    let Some((setting, disk)) = Setting::new() else { return };
+    let server = Server::start_command(setting.command());
+    ok(&["topic", "create", "first", "--bootstrap", &server.kafka]);
+    fs::remove_file(setting.objects.join("alluvium-reserve#0")).unwrap();
+    disk.fill();
+    create(&server.kafka, "second");
+    until("it is reported", || server.get("/healthz").1.contains("\ncatalog_behind: "));
+    contains(&server.get("/healthz").1, &["object store is behind", "No space left on device"]);
+    contains(&server.get("/metrics").1, &[r#"alluvium_degraded{reason="catalog_behind"} 1"#]);
+    ok(&["topic", "delete", "first", "--bootstrap", &server.kafka]);
+    create(&server.kafka, "third");
+    assert_eq!(produce(&server.kafka, "third", b"one").unwrap(), 0);
+    server.stop(Signal::KILL);
+
+    let mut server = Server::start_up_to_admin_port(setting.command());
+    server.wait_for("the catalog in the object store cannot be opened");
+    assert_eq!(server.get("/readyz").0, "HTTP/1.1 503 Service Unavailable");
+    disk.empty();
+    let ready = server.wait_for("alluvium is ready");
+    let at = ready.split_once("kafka on ").unwrap().1.split(',').next().unwrap();
+    let listed = ok(&["topic", "list", "--bootstrap", at]);
+    contains(&listed, &["second", "third"]);
+    assert!(!listed.contains("first"), "{listed}");
+    assert_eq!(consume(at, "third"), ["one"]);
+    assert_eq!(server.wait_for_health("ok").1, "ok\n");
     let (status, log) = server.stop(Signal::TERM);
     assert_eq!(status.code(), Some(0), "{log}");
 }

@@ -99,11 +99,18 @@ fn users_are_added_and_log_in_and_no_password_is_logged() {
         assert!(!log.contains(secret), "{secret} is in the log");
         assert!(!stderr(&refused_name).contains(secret));
     }
-    for file in std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()) {
-        let Ok(content) = std::fs::read(&file) else { continue };
-        for secret in secrets {
-            let found = content.windows(secret.len()).any(|part| part == secret.as_bytes());
-            assert!(!found, "{secret} is in {}", file.display());
+    let mut directories = vec![dir.path().to_owned()];
+    while let Some(directory) = directories.pop() {
+        for file in std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()) {
+            if file.is_dir() {
+                directories.push(file);
+                continue;
+            }
+            let Ok(content) = std::fs::read(&file) else { continue };
+            for secret in secrets {
+                let found = content.windows(secret.len()).any(|part| part == secret.as_bytes());
+                assert!(!found, "{secret} is in {}", file.display());
+            }
         }
     }
 }

@@ -8,12 +8,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use alluvium_device::{OpenOptions, SharedDevice};
-use alluvium_stream::{Catalog, Change, RedbCatalog, local_objects};
-use alluvium_wal::{FormatOptions, Options, Wal};
 use rustix::process::{Resource, Rlimit, Signal, kill_process, prlimit};
 use support::produce::produce;
-use support::{Server, alluvium, contains, ok, ok_json, refused, run, stderr, write_target};
+use support::{Server, alluvium, contains, ok, ok_json, refused, run, stderr, until, write_target};
 
 const SMALL: [&str; 2] = ["--wal-capacity", "64MiB"];
 
@@ -23,14 +20,6 @@ fn directory() -> tempfile::TempDir {
 
 fn text(path: &Path) -> &str {
     path.to_str().expect("temporary paths are text")
-}
-
-/// A log of 64 MiB that no server has used.
-fn formatted(path: &Path) -> SharedDevice {
-    let options = OpenOptions { create_bytes: Some(64 << 20), ..OpenOptions::default() };
-    let device = alluvium_device::open(path, &options).unwrap();
-    Wal::format(&device, &FormatOptions::default()).unwrap();
-    device
 }
 
 /// Runs `alluvium serve` in `data_dir`, which must refuse with exit code 1.
@@ -186,7 +175,7 @@ fn probes_are_answered_while_the_server_starts() {
     let s3 = ["--object-store", "s3://bucket", "--s3-endpoint", &endpoint, "--s3-allow-http"];
     let mut command = Server::command(data.path(), &[&SMALL[..], &s3].concat());
     command.env("AWS_ACCESS_KEY_ID", "key").env("AWS_SECRET_ACCESS_KEY", "secret");
-    let mut server = Server::start_up_to_admin_port(command);
+    let server = Server::start_up_to_admin_port(command);
     let waiting = objects.accept().unwrap();
 
     let ok = |body: &str| ("HTTP/1.1 200 OK".to_owned(), body.to_owned());
@@ -198,12 +187,15 @@ fn probes_are_answered_while_the_server_starts() {
     assert_eq!(metric(&server, "alluvium_ready"), 0);
     contains(&server.get("/metrics").1, &["alluvium_build_info", "resident_memory", "# EOF"]);
 
-    // The server starts without an object store.
+    // It is not ready before the object store answers.
     drop((waiting, objects));
-    server.wait_for("alluvium is ready");
-    assert_eq!(server.get("/readyz"), ok("ok\n"));
-    assert_eq!(metric(&server, "alluvium_ready"), 1);
-    contains(&server.get("/metrics").1, &["alluvium_build_info", "alluvium_wal_ring_bytes"]);
+    until("the server waits for its catalog", || {
+        let (status, why) = server.get("/readyz");
+        assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
+        why == "opening the catalog\n"
+    });
+    assert_eq!(metric(&server, "alluvium_ready"), 0);
+    assert_eq!(server.get("/livez"), ok("ok\n"));
 }
 
 /// The value of a metric without labels.
@@ -302,7 +294,8 @@ fn losses_found_by_recovery_are_counted() {
     assert_eq!(metric(&server, "alluvium_recovery_lost_offsets"), 0);
     server.stop(Signal::TERM);
     let wal = data.path().join("wal");
-    let named = ["--data-dir", text(data.path())];
+    let url = format!("file://{}", text(&data.path().join("objects")));
+    let named = ["--catalog", &url];
     let dump = ok(&[&["wal", "dump", text(&wal)][..], &named].concat());
     contains(&dump, &["batch: offsets 1 to 1 of partition 0 of topic orders"]);
     contains(&dump, &["3 of partition 0 of topic orders", "ends of "]);
@@ -319,7 +312,8 @@ fn losses_found_by_recovery_are_counted() {
     let verified = run(&[&["wal", "verify", text(&wal)][..], &named].concat());
     assert_eq!(verified.status.code(), Some(1));
     let verified = String::from_utf8(verified.stdout).unwrap();
-    contains(&verified, &["2 batches of 1 stream, 1 list of the ends of streams"]);
+    contains(&verified, &["2 batches of 1 stream, 1 list of the ends of streams, "]);
+    contains(&verified, &["lists of changes of the catalog"]);
     contains(&verified, &["MISSING OFFSETS", "partition 0 of topic orders"]);
 
     let server = Server::start(data.path(), &[]);
@@ -375,20 +369,6 @@ fn every_metric_is_documented_with_its_type() {
 }
 
 #[test]
-fn a_catalog_and_a_log_that_do_not_belong_together_are_refused() {
-    let (one, two) = (directory(), directory());
-    for data in [&one, &two] {
-        Server::start(data.path(), &SMALL).stop(Signal::TERM);
-    }
-    let foreign = two.path().join("wal");
-    let before = fs::read(&foreign).unwrap();
-    let said = will_not_serve(one.path(), &["--wal", text(&foreign)]);
-    contains(&said, &["belongs to the WAL", text(&foreign), text(one.path())]);
-    assert!(fs::read(&foreign).unwrap() == before, "a foreign log is not written to");
-    Server::start(one.path(), &[]).stop(Signal::TERM);
-}
-
-#[test]
 fn a_log_that_is_missing_or_blank_is_not_replaced() {
     let data = directory();
     Server::start(data.path(), &SMALL).stop(Signal::TERM);
@@ -409,52 +389,6 @@ fn a_log_that_is_missing_or_blank_is_not_replaced() {
     fs::remove_file(&wal).unwrap();
     let moved = data.path().join("elsewhere");
     Server::start(data.path(), &["--wal", text(&moved)]).stop(Signal::TERM);
-}
-
-/// The log may be empty: its topics and objects are in the other catalog, whose server would write
-/// to the log too.
-#[test]
-fn a_new_catalog_does_not_take_over_a_log_that_was_in_use() {
-    let (used, new) = (directory(), directory());
-    let wal = used.path().join("wal");
-    Server::start(used.path(), &SMALL).stop(Signal::TERM);
-    let before = fs::read(&wal).unwrap();
-    let id = ok_json(&["wal", "inspect", text(&wal), "--json"])["header"]["wal_id"].to_string();
-    let said = will_not_serve(new.path(), &["--wal", text(&wal)]);
-    contains(
-        &said,
-        &[text(&wal), id.trim_matches('"'), text(new.path()), "--data-dir", "wal format"],
-    );
-    assert!(fs::read(&wal).unwrap() == before, "it is not written to");
-    Server::start(used.path(), &[]).stop(Signal::TERM);
-
-    // After a manual format, it belongs to no catalog.
-    ok(&["wal", "format", text(&wal), "--force"]);
-    Server::start(new.path(), &["--wal", text(&wal)]).stop(Signal::TERM);
-    contains(&will_not_serve(used.path(), &[]), &["belongs to the WAL", id.trim_matches('"')]);
-}
-
-/// The object store is opened before the catalog is bound, and the catalog is bound before the log
-/// is opened for the first time, so these are all states that a kill can leave.
-#[test]
-fn a_first_start_that_was_killed_can_be_repeated() {
-    for (bound, opened) in [(false, false), (true, false), (true, true)] {
-        let data = directory();
-        let device = formatted(&data.path().join("wal"));
-        if bound {
-            local_objects(&data.path().join("objects")).unwrap();
-            let id = Wal::inspect(&device).unwrap().header.wal_id;
-            let catalog = RedbCatalog::open(&data.path().join("catalog.redb")).unwrap();
-            catalog.commit(&[Change::BindWal(id)]).unwrap();
-        }
-        if opened {
-            let (window_bytes, max_record_bytes) = (16 << 20, 1 << 20);
-            let options = Options { window_bytes, max_record_bytes, ..Options::default() };
-            drop(Wal::open(device.clone(), &options, None, &mut |_| Ok(())).unwrap());
-        }
-        drop(device);
-        Server::start(data.path(), &[]).stop(Signal::TERM);
-    }
 }
 
 /// A server that is killed while it pre-writes its log leaves a part of it under another name.

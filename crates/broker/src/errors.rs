@@ -1,6 +1,6 @@
 //! The errors of requests, and their mapping to Kafka's error codes.
 
-use alluvium_stream::{AppendError, CatalogError, FetchError, StoreError, StreamOffset};
+use alluvium_stream::{AppendError, FetchError, StoreError, StreamOffset};
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 
@@ -92,6 +92,8 @@ pub(crate) enum ApiError {
     InvalidRecordState,
     #[error("the log had no free space within the request's timeout; nothing was written")]
     TimedOut,
+    #[error("the log has no free space now, nothing has changed: try again")]
+    LogFull,
     #[error(
         "objects could not be read within the request's timeout; the parts that were read are \
         cached"
@@ -153,7 +155,8 @@ impl ApiError {
             Self::InvalidShareSessionEpoch { .. } => E::InvalidShareSessionEpoch,
             Self::ShareSessionLimit(_) => E::ShareSessionLimitReached,
             Self::InvalidRecordState => E::InvalidRecordState,
-            Self::TimedOut | Self::ObjectsTooSlow => E::RequestTimedOut,
+            // Clients retry it, and report the reason where the protocol has a text for it.
+            Self::TimedOut | Self::LogFull | Self::ObjectsTooSlow => E::RequestTimedOut,
             Self::UnsupportedTimestamp(_) | Self::UnsupportedResourceType(_) => {
                 E::UnsupportedVersion
             }
@@ -190,8 +193,10 @@ impl From<StoreError> for ApiError {
             // The writer that fenced this one now leads the partition.
             StoreError::Fenced { .. } => Self::NotLeader(error.to_string()),
             StoreError::Object(lost) if lost.is_loss() => Self::Lost(lost.to_string()),
-            // Not a code that clients retry until their timeout without reporting the reason.
-            StoreError::Catalog(CatalogError::Full(_)) => Self::PolicyViolation(error.to_string()),
+            StoreError::LogFull => Self::LogFull,
+            // Callers check everything but the length of the list of changes, which a retry does
+            // not make shorter.
+            StoreError::InvalidChange(reason) => Self::PolicyViolation(reason),
             error => Self::Storage(error.to_string()),
         }
     }

@@ -33,6 +33,7 @@
 //!   quotas; fetch sessions; producer IDs
 //! - `security/`: listeners, TLS, SASL, ACLs
 //! - `pattern.rs`: regular expressions in bounded time
+//! - `label.rs`: labels of streams
 //! - `metrics.rs`, `errors.rs`: metrics; errors and their Kafka codes
 #![forbid(unsafe_code)]
 
@@ -46,6 +47,7 @@ mod connections;
 mod errors;
 pub mod groups;
 mod java_order;
+mod label;
 mod large_requests;
 mod leader_epochs;
 mod listener;
@@ -101,6 +103,7 @@ use state_stream::{
 use topics::Topics;
 use transactions::Transactions;
 
+pub use label::Label;
 pub use state_stream::StateError;
 pub use state_table::Corrupt;
 pub use topics::stream_names;
@@ -256,6 +259,13 @@ impl Broker {
             partitions = topics.partitions(),
             "topics and groups loaded"
         );
+        for stream in topics.unknown_streams() {
+            tracing::warn!(
+                %stream,
+                "stream belongs to no topic: the change that created or deleted it was lost to \
+                 damage of the write-ahead log; its records are kept"
+            );
+        }
 
         let users = Users::open(store.clone()).await?;
         let authorizer = match config.security.authorization.clone() {

@@ -10,6 +10,13 @@ use crate::errors::ApiError;
 /// The catalog key of the first ID that no block contains, as a decimal number.
 const META_KEY: &str = "producer-ids/next";
 
+/// The catalog key of the store's term in which the last block was reserved, as a decimal number.
+const TERM_KEY: &str = "producer-ids/term";
+
+/// The number of IDs that are passed over in a new term: the catalog may have lost the last blocks
+/// that were reserved.
+const SKIPPED: i64 = 1_000_000_000;
+
 /// The number of IDs that one commit of the catalog reserves. A restart loses the rest of a block.
 const BLOCK: i64 = 1_000;
 
@@ -32,23 +39,31 @@ impl ProducerIds {
     pub(crate) async fn allocate(&self) -> Result<i64, ApiError> {
         let mut reserved = self.reserved.lock().await;
         if reserved.is_empty() {
-            let first = match self.store.meta_value(META_KEY) {
-                None => 0,
-                Some(value) => parse(&value).ok_or_else(|| {
-                    ApiError::Internal(format!("catalog entry {META_KEY} is not a number"))
-                })?,
+            let term = i64::from(self.store.term());
+            let (mut first, last_term) = (self.number(META_KEY)?, self.number(TERM_KEY)?);
+            if term > last_term {
+                first = first.saturating_add(SKIPPED);
+            }
+            let end = first
+                .checked_add(BLOCK)
+                .ok_or_else(|| ApiError::Internal("all producer IDs have been assigned".into()))?;
+            let put = |key: &str, number: i64| Change::PutMeta {
+                key: key.into(),
+                value: number.to_string().into_bytes(),
             };
-            let end = first + BLOCK;
-            self.store
-                .commit(vec![Change::PutMeta {
-                    key: META_KEY.into(),
-                    value: end.to_string().into_bytes(),
-                }])
-                .await?;
+            self.store.commit(vec![put(META_KEY, end), put(TERM_KEY, term)]).await?;
             *reserved = first..end;
         }
         let id = reserved.next();
         id.ok_or_else(|| ApiError::Internal("a block of producer IDs is empty".into()))
+    }
+
+    /// Returns the number under a key of the catalog; 0 if there is none.
+    fn number(&self, key: &str) -> Result<i64, ApiError> {
+        self.store.meta_value(key).map_or(Ok(0), |value| {
+            parse(&value)
+                .ok_or_else(|| ApiError::Internal(format!("catalog entry {key} is not a number")))
+        })
     }
 }
 

@@ -23,9 +23,12 @@ pub(crate) async fn run(server: Arc<Server>) {
 
 /// Applies retention to all topics once.
 pub(crate) async fn run_once(server: &Server) {
+    let mut deferred = 0;
     for topic in server.topics.all() {
         match trim(server, &topic).await {
             Ok(()) => {}
+            // An upload frees space, not a trim. Once one fails, the store reports that.
+            Err(StoreError::LogFull) => deferred += 1,
             // The topic was deleted concurrently.
             Err(StoreError::InvalidChange(reason)) => {
                 tracing::debug!(topic = %topic.name, reason, "retention");
@@ -34,6 +37,9 @@ pub(crate) async fn run_once(server: &Server) {
         }
         sweep(&topic);
         yield_now().await;
+    }
+    if deferred > 0 {
+        tracing::info!(topics = deferred, "log is full: old records are deleted by a later run");
     }
 }
 

@@ -10,6 +10,8 @@ use alluvium_stream::{
     AppendError, Change, Store, StoreError, StreamEpoch, StreamId, StreamWriter,
 };
 
+use crate::label::Label;
+
 /// The kind of stream with the committed offsets of groups.
 pub(crate) const KIND_OFFSETS: u8 = alluvium_stream::KIND_STATE;
 /// The kind of stream with transactions.
@@ -99,7 +101,8 @@ async fn create(store: &Store, key: &'static str, kind: u8) -> Result<StreamId, 
     let ids = store.new_stream_ids(1).await?;
     let id =
         *ids.first().ok_or_else(|| StoreError::Failed("no stream ID was allocated".to_owned()))?;
-    let create = Change::CreateStream { id, kind };
+    let label = Label::State { state: key.into() }.encode();
+    let create = Change::CreateStream { id, kind, label };
     let remember = Change::PutMeta { key: key.to_owned(), value: id.to_string().into_bytes() };
     store.commit(vec![create, remember]).await?;
     Ok(id)

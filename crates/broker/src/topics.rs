@@ -3,11 +3,11 @@
 //!
 //! The layout of the catalog entry is in `docs/format/broker-metadata.md`.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use alluvium_stream::{Change, KIND_LOG, Store, StreamId, StreamOffset, StreamWriter};
+use alluvium_stream::{Change, KIND_LOG, Store, StoreError, StreamId, StreamOffset, StreamWriter};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
@@ -15,6 +15,7 @@ use crate::configs::topic::Rules;
 use crate::configs::{Alteration, Overrides, Setting, topic as settings};
 use crate::errors::ApiError;
 use crate::groups::{TopicsNow, TopicsView};
+use crate::label::Label;
 use crate::log_compaction;
 use crate::partition::{Partition, WRITER_EPOCH, current_leader_epoch};
 use crate::producer_state::Totals;
@@ -99,6 +100,30 @@ struct Stored {
     /// The partitions' streams, in order.
     streams: Vec<StreamId>,
     configs: Overrides,
+}
+
+/// Creates a stream for each partition of a topic whose stream does not exist: damage of the log
+/// has lost the creation, and a later change of the topic is intact.
+async fn create_lost(store: &Store, name: &str, topic: &mut Stored) -> Result<(), StoreError> {
+    let mut changes = Vec::new();
+    for (partition, id) in (0..).zip(&mut topic.streams) {
+        if store.stream(*id).is_some() {
+            continue;
+        }
+        tracing::error!(
+            "topic {name}, partition {partition}: its creation was lost with a part of the \
+             write-ahead log; it is created again, without records"
+        );
+        *id = store.new_stream_ids(1).await?[0];
+        let label = Label::Partition { topic: name.into(), id: topic.id, partition }.encode();
+        changes.push(Change::CreateStream { id: *id, kind: KIND_LOG, label });
+    }
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let value = serde_json::to_vec(&*topic).expect("it was read as JSON");
+    changes.push(Change::PutMeta { key: meta_key(name), value });
+    store.commit(changes).await
 }
 
 /// Lists the streams of all partitions in the catalog's metadata: the topic's name and ID, and the
@@ -188,6 +213,9 @@ pub(crate) struct Topics {
     changing: tokio::sync::Mutex<()>,
     /// The last topics that were deleted since the start.
     deleted: Mutex<VecDeque<Deleted>>,
+    /// While a test holds it, no deletion becomes durable.
+    #[cfg(test)]
+    pub(crate) held_deletions: tokio::sync::Mutex<()>,
 }
 
 /// A deleted topic, or one that is being deleted as long as it has no time.
@@ -219,8 +247,9 @@ impl Topics {
         for (key, value) in store.meta(META_PREFIX) {
             let name = &key[META_PREFIX.len()..];
             let bad = |reason: String| BadTopic { topic: name.to_owned(), reason };
-            let stored: Stored = serde_json::from_slice(&value)
+            let mut stored: Stored = serde_json::from_slice(&value)
                 .map_err(|e| bad(format!("its catalog entry: {e}")))?;
+            create_lost(&store, name, &mut stored).await.map_err(|e| bad(e.to_string()))?;
             let mut partitions = Vec::with_capacity(stored.streams.len());
             for (index, id) in stored.streams.into_iter().enumerate() {
                 let bad = |e: &dyn std::fmt::Display| bad(format!("partition {index}: {e}"));
@@ -250,6 +279,8 @@ impl Topics {
             view: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
             deleted: Mutex::default(),
+            #[cfg(test)]
+            held_deletions: Default::default(),
         })
     }
 
@@ -311,6 +342,20 @@ impl Topics {
             let at = topic.partitions.iter().position(|one| one.stream.id() == stream)?;
             Some(partition_name(&topic.name, at))
         })
+    }
+
+    /// The streams that neither a topic nor the server's own state refers to, in ascending order.
+    /// Damage to the log can leave such a stream, if the change that created it or that deleted it
+    /// is lost.
+    pub(crate) fn unknown_streams(&self) -> Vec<StreamId> {
+        let state = state_stream_names(&self.store.meta(""));
+        let topics = self.all();
+        let partitions = topics.iter().flat_map(|topic| &topic.partitions);
+        let of_topics: HashSet<_> = partitions.map(|partition| partition.stream.id()).collect();
+        let is_unknown = |id: &StreamId| !of_topics.contains(id) && !state.contains_key(id);
+        let mut unknown: Vec<_> = self.store.stream_ids().into_iter().filter(is_unknown).collect();
+        unknown.sort_unstable();
+        unknown
     }
 
     /// All topics in the order of their names.
@@ -495,6 +540,8 @@ impl Topics {
         }
         // Before the streams: their deletion wakes readers, which must not find the topic any more.
         self.maps.write().begin_deletion(&topic);
+        #[cfg(test)]
+        drop(self.held_deletions.lock().await);
         let deleted = self.store.commit(changes).await;
         self.maps.write().end_deletion(&topic, deleted.is_ok());
         if let Some(last) = self.deleted.lock().back_mut() {
@@ -512,8 +559,12 @@ impl Topics {
         count: u32,
     ) -> Result<Vec<Arc<Partition>>, ApiError> {
         let new = self.store.new_stream_ids(count).await?;
-        let mut changes: Vec<Change> =
-            new.iter().map(|id| Change::CreateStream { id: *id, kind: KIND_LOG }).collect();
+        let indexes = (0..).skip(topic.partitions.len());
+        let create = |(id, partition): (&StreamId, u32)| {
+            let label = Label::Partition { topic: (&*topic.name).into(), id: topic.id, partition };
+            Change::CreateStream { id: *id, kind: KIND_LOG, label: label.encode() }
+        };
+        let mut changes: Vec<Change> = new.iter().zip(indexes).map(create).collect();
         changes.push(topic.entry(&new)?);
         self.store.commit(changes).await?;
         let mut partitions = topic.partitions.clone();

@@ -43,6 +43,7 @@ async fn run() {
             node: 0,
             written_at_ms: 0,
             term: None,
+            next_stream: StreamId(0),
             own: Vec::new(),
             hints: Hints::new(),
         })

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use alluvium_device::{Durability, Geometry, OpenOptions, SharedDevice};
 use alluvium_stream::{
-    AppendError, Change, KIND_LOG, NewBatch, Options, RedbCatalog, Stats, Store, StreamEpoch,
-    StreamOffset, StreamWriter, local_objects,
+    AppendError, Change, KIND_LOG, NewBatch, Options, Stats, Store, StreamEpoch, StreamOffset,
+    StreamWriter, local_objects,
 };
 use alluvium_wal::{FormatOptions, Wal};
 use bytes::Bytes;
@@ -193,7 +193,7 @@ fn copy_store(from: &Path, to: &Path) -> std::io::Result<()> {
         if entry.file_type()?.is_dir() {
             std::fs::create_dir(&copy)?;
             copy_store(&path, &copy)?;
-        } else if ["wal", "catalog"].iter().any(|name| entry.file_name() == *name) {
+        } else if entry.file_name() == "wal" {
             std::fs::copy(&path, &copy)?;
             std::fs::File::open(&copy)?.sync_all()?;
         } else {
@@ -225,16 +225,19 @@ async fn open(directory: &Path, device: SharedDevice, with_compaction: bool) -> 
         ..defaults
     };
     let objects = local_objects(&directory.join("objects")).expect("a directory");
-    let catalog = Arc::new(RedbCatalog::open(&directory.join("catalog")).expect("a catalog"));
     let wal = alluvium_wal::Options::default();
-    let opened = Store::open(device, wal, objects, catalog, Arc::new(()), options, None).await;
+    let opened = Store::open(device, wal, objects, Arc::new(()), options, None).await;
     opened.expect("the catalog and the WAL match").store
 }
 
 /// Creates many small objects that all streams share.
 async fn fill(store: &Store, bytes: u64) {
     let first = store.new_stream_ids(STREAMS).await.expect("ids");
-    let create = first.iter().map(|id| Change::CreateStream { id: *id, kind: KIND_LOG });
+    let create = first.iter().map(|id| Change::CreateStream {
+        id: *id,
+        kind: KIND_LOG,
+        label: Bytes::new(),
+    });
     store.commit(create.collect()).await.expect("streams");
     let mut source = Source::new(store).await;
     for _ in 0..bytes / OBJECT_BYTES {

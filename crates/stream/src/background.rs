@@ -60,14 +60,6 @@ impl Background {
     ) -> JoinHandle<T> {
         self.normal.spawn(task)
     }
-
-    /// Runs a task at normal priority until it is done or the future is dropped.
-    pub(crate) async fn run_normal<T: Send + 'static>(
-        &self,
-        task: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        run_on(&self.normal, task).await
-    }
 }
 
 async fn run_on<T: Send + 'static>(

@@ -1,7 +1,5 @@
 //! The chain: the catalog in the object store. `docs/format/chain.md`.
 //!
-//! In development: no server writes or reads a chain yet.
-//!
 //! From the top to the bottom; no import points up in this list.
 //!
 //! - `fuzz.rs`: the checks of the fuzz target
@@ -26,9 +24,11 @@ mod writer;
 
 pub use body::{Body, BodyHeader, Hints, ObjectKind, Recorded};
 pub use change::{ChainChange, ChainObject};
+pub(crate) use change::{decode_recorded, encode_recorded};
 pub use clean_up::{CleanUp, DELETION_AGE};
 pub use entry::Entry;
-pub use objects::{Chain, SnapshotName};
+pub use objects::{Chain, SnapshotName, list_stores};
 pub use snapshot::Snapshot;
 pub use state::{ChainState, ChainStream, Gaps, Head};
+pub(crate) use writer::RESERVED_STREAMS;
 pub use writer::{By, ChainWriter, Delta, Fence, FenceError, PublishError};

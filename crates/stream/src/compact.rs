@@ -10,8 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
-use crate::commit::Replacement;
+use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::error::StoreError;
 use crate::faults::Reason;
 use crate::naming::object_id;
@@ -19,7 +18,7 @@ use crate::object::Block;
 use crate::object_error::ObjectError;
 use crate::objects::{Scan, index};
 use crate::output::{Attempt, Output, give_up};
-use crate::owner::claim;
+use crate::publish::{Publication, Replacement};
 use crate::range::Range;
 use crate::request_class::RequestClass;
 use crate::retry::backoff;
@@ -83,8 +82,6 @@ struct LeftOut(HashMap<ObjectId, Left>);
 enum Left {
     /// It is damaged; the reason `objects_damaged` names it.
     Damaged,
-    /// The catalog refused the result of compacting it.
-    Refused,
     /// Until this time, after this number of failures in a row.
     Until(Instant, u32),
     /// To be tried again, after this number of failures in a row.
@@ -93,21 +90,17 @@ enum Left {
 
 impl LeftOut {
     fn contains(&self, id: ObjectId) -> bool {
-        matches!(self.0.get(&id), Some(Left::Damaged | Left::Refused | Left::Until(..)))
+        matches!(self.0.get(&id), Some(Left::Damaged | Left::Until(..)))
     }
 
     fn damaged(&mut self, id: ObjectId) {
         self.0.insert(id, Left::Damaged);
     }
 
-    fn refused(&mut self, id: ObjectId) {
-        self.0.insert(id, Left::Refused);
-    }
-
     fn unreadable(&mut self, id: ObjectId) {
         let failures = match self.0.get(&id) {
             Some(Left::Until(_, failures) | Left::Over(failures)) => *failures,
-            Some(Left::Damaged | Left::Refused) | None => 0,
+            Some(Left::Damaged) | None => 0,
         };
         let wait = LEFT_OUT.saturating_mul(1 << failures.min(20)).min(LEFT_OUT_MAX);
         self.0.insert(id, Left::Until(Instant::now() + wait, failures.saturating_add(1)));
@@ -117,7 +110,7 @@ impl LeftOut {
     fn next(&self) -> Option<Instant> {
         let ends = self.0.values().filter_map(|left| match left {
             Left::Until(until, _) => Some(*until),
-            Left::Damaged | Left::Refused | Left::Over(_) => None,
+            Left::Damaged | Left::Over(_) => None,
         });
         ends.min()
     }
@@ -217,19 +210,6 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             Failure::Store(error) => {
                 return tracing::error!("object compaction has stopped: {error}");
             }
-            Failure::NotOwner => {
-                tokio::time::sleep(RETRY_MAX).await;
-                continue;
-            }
-            Failure::Full(error) => StoreError::from(error),
-            Failure::Refused { error, sources } => {
-                tracing::error!(
-                    "a defect: the catalog refuses an object compaction, objects \
-                                 {sources:?} stay as they are: {error}"
-                );
-                sources.into_iter().for_each(|id| left_out.refused(id));
-                StoreError::from(error)
-            }
             Failure::Object(error) => {
                 let error = shared.classified(error).await;
                 let (ObjectError::Damaged { name, .. } | ObjectError::Store { name, .. }) = &error;
@@ -260,16 +240,6 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 
 enum Failure {
     Object(ObjectError),
-    /// The objects belong to another server. This is already logged and counted.
-    NotOwner,
-    /// The catalog refused the result of compacting these objects, and nothing has changed. It
-    /// would refuse it again.
-    Refused {
-        error: CatalogError,
-        sources: BTreeSet<ObjectId>,
-    },
-    /// The catalog's disk has no space. Nothing has changed.
-    Full(CatalogError),
     /// The store cannot continue.
     Store(StoreError),
 }
@@ -290,8 +260,6 @@ impl From<Failure> for StoreError {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Object(error) => error.into(),
-            Failure::NotOwner => Self::NotOwner,
-            Failure::Refused { error, .. } | Failure::Full(error) => error.into(),
             Failure::Store(error) => error,
         }
     }
@@ -448,46 +416,19 @@ impl Written {
         if objects.is_empty() {
             return Ok(());
         }
-        // An owner of the objects that does not record these would treat them as orphans.
-        if let Err(failure) = claim_ownership(shared, 0).await {
-            remove(shared, &objects).await;
-            return Err(failure);
-        }
-        let replaced = replacements.iter().flat_map(|replacement| &replacement.old);
-        let sources = replaced.map(|range| range.object.id).collect();
-        match shared.commit_compaction(objects.clone(), replacements).await {
-            Ok(()) => {}
-            Err(StoreError::Catalog(error @ CatalogError::Refused(_))) => {
+        let publication = Publication::Compaction { objects: objects.clone(), replacements };
+        match shared.publish(publication).await {
+            Ok(()) => Ok(()),
+            Err(StoreError::ObjectsMissing) => {
                 remove(shared, &objects).await;
-                return Err(Failure::Refused { error, sources });
-            }
-            Err(StoreError::Catalog(error @ CatalogError::Full(_))) => {
-                remove(shared, &objects).await;
-                return Err(Failure::Full(error));
+                let reason = "it has disappeared after it was written".into();
+                Err(ObjectError::failed(&objects[0].name, reason).into())
             }
             Err(error) => {
                 leave_to_next_start(shared, &objects);
-                return Err(error.into());
+                Err(error.into())
             }
         }
-        // A copy of this server that does not record these must not become the owner any more. If
-        // the claim fails now, the next upload makes it.
-        let _ = claim_ownership(shared, shared.catalog.version()).await;
-        Ok(())
-    }
-}
-
-async fn claim_ownership(shared: &Arc<Shared>, version: u64) -> Result<(), Failure> {
-    let claim = {
-        let shared = shared.clone();
-        async move { claim::claim(&shared, version).await }
-    };
-    // Not with compaction's low priority: uploads wait for a claim that has begun.
-    let claimed = shared.objects.background().run_normal(claim).await?;
-    match claimed.map_err(StoreError::Wal)? {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(Failure::NotOwner),
-        Err(error) => Err(error.into()),
     }
 }
 
@@ -514,7 +455,6 @@ async fn compact(
     indexes: &mut Indexes,
     generation: u8,
 ) -> Result<(), Failure> {
-    claim_ownership(shared, 0).await?;
     let mut written = Written::default();
     let result = rewrite(shared, runs, indexes, generation, &mut written).await;
     match result {

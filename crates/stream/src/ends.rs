@@ -5,21 +5,16 @@
 mod evidence;
 pub(crate) mod task;
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use alluvium_wal::{AppendError, LogOffset, Wal};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::catalog::{Change, own_number};
 use crate::error::StoreError;
 use crate::record::{End, encode_ends};
 
 pub(crate) use evidence::{Continuation, Evidence};
-
-/// Metadata key of [`LargestCount`] in the catalog.
-const LARGEST_COUNT_KEY: &str = "stream/largest-count";
 
 /// An upper bound of the number of offsets in any batch of the WAL. The catalog has it before a
 /// larger batch is appended, so that recovery has a bound for batches of which nothing is left.
@@ -42,15 +37,6 @@ impl LargestCount {
     /// Rounds up, so that the bound is raised only a few times.
     pub(crate) fn at_least(count: u32) -> Self {
         Self(count.checked_next_power_of_two().unwrap_or(u32::MAX)).max(Self::FIRST)
-    }
-
-    /// Reads it from the catalog's metadata; `None` if there is none.
-    pub(crate) fn of(meta: &BTreeMap<String, Vec<u8>>) -> Option<Self> {
-        own_number(meta, LARGEST_COUNT_KEY).map(Self)
-    }
-
-    pub(crate) fn change(self) -> Change {
-        Change::PutMeta { key: LARGEST_COUNT_KEY.into(), value: self.0.to_string().into() }
     }
 }
 
@@ -92,6 +78,11 @@ impl Ends {
         ends
     }
 
+    /// Returns the bound of the length of a record of the WAL.
+    pub(crate) fn max_record_bytes(&self) -> u32 {
+        self.max_record_bytes
+    }
+
     /// Returns the current bound: a batch with more offsets is not appended now.
     pub(crate) fn largest_count(&self) -> u32 {
         self.largest_count.load(Ordering::Acquire)
@@ -124,15 +115,16 @@ impl Ends {
     }
 }
 
-/// Appends the list of `ends`, which covers this range of the log. Returns false if there is no
-/// space.
+/// Appends the list of `ends`, which covers this range of the log. `catalog_version` is that of the
+/// last catalog record in the log. Returns false if there is no space.
 pub(crate) fn append(
     wal: &Wal,
     covered: std::ops::Range<LogOffset>,
     ends: &[End],
+    catalog_version: u64,
     max_record_bytes: u32,
 ) -> Result<bool, StoreError> {
-    for payload in encode_ends(covered, ends, max_record_bytes) {
+    for payload in encode_ends(covered, ends, catalog_version, max_record_bytes) {
         match wal.append(&[&payload]) {
             Ok(_) => {}
             Err(AppendError::OverCapacity { .. } | AppendError::WindowFull { .. }) => {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use alluvium_wal::{LogOffset, WalError};
 use uuid::Uuid;
 
-use crate::catalog::CatalogError;
+use crate::chain::PublishError;
 use crate::object_error::ObjectError;
 use crate::types::{StreamEpoch, StreamId, StreamOffset};
 
@@ -80,21 +80,49 @@ pub enum StoreError {
         /// The greatest mark that the WAL is known to have had.
         seen: u64,
     },
+    /// The WAL was opened after this copy of it was made. Everything appended since would be lost
+    /// permanently.
+    #[error(
+        "the device holds an old copy of the WAL: it was opened {epoch} times, but the catalog has \
+         been in use with the WAL when it had been opened {seen} times. Open the device that the \
+         catalog was last in use with, or restore copies of both from the same moment"
+    )]
+    OldWalEpoch {
+        /// The epoch in the header of this copy.
+        epoch: u32,
+        /// The greatest epoch in which the catalog was in use.
+        seen: u32,
+    },
     /// The WAL could not be opened.
     #[error("cannot open the WAL: {0}")]
     Open(Arc<alluvium_wal::OpenError>),
     /// The WAL has failed.
     #[error(transparent)]
     Wal(#[from] WalError),
-    /// The catalog could not be read or written.
-    #[error(transparent)]
-    Catalog(#[from] CatalogError),
     /// An object could not be read.
     #[error(transparent)]
     Object(#[from] ObjectError),
-    /// Another server owns the objects, so none is written or deleted. Nothing has changed.
-    #[error("another server owns the objects")]
-    NotOwner,
+    /// The object store has no catalog of this WAL.
+    #[error(
+        "the object store has no catalog of the WAL {wal}, which was opened {epoch} times: it is \
+         another object store, an emptied one, or a directory that is not mounted"
+    )]
+    NoCatalog {
+        /// The WAL on the device.
+        wal: Uuid,
+        /// Its epoch.
+        epoch: u32,
+    },
+    /// Another opening has the store. Nothing was published since.
+    #[error(transparent)]
+    Replaced(PublishError),
+    /// The log has no space for a change of the catalog until an upload has freed some. Nothing has
+    /// changed.
+    #[error("the log is full: the change is possible once an upload has freed space")]
+    LogFull,
+    /// Objects that were written have disappeared from the object store. Nothing was published.
+    #[error("written objects have disappeared from the object store")]
+    ObjectsMissing,
 }
 
 impl StoreError {

@@ -20,8 +20,8 @@ pub enum Reason {
     ObjectsMissing,
     /// Objects cannot be read now; their records are not known to be lost.
     ColdReadsFailing,
-    /// The disk of the catalog is full: changes that need space are refused.
-    CatalogDiskFull,
+    /// Changes of the catalog cannot be written to the object store.
+    CatalogBehind,
     /// Partitions cannot be compacted by key.
     LogCompactionFailing,
     /// Small objects cannot be merged into larger ones.
@@ -39,7 +39,7 @@ impl Reason {
         Self::ObjectsDamaged,
         Self::ObjectsMissing,
         Self::ColdReadsFailing,
-        Self::CatalogDiskFull,
+        Self::CatalogBehind,
         Self::LogCompactionFailing,
         Self::ObjectCompactionFailing,
         Self::ObjectDeletionFailing,
@@ -54,7 +54,7 @@ impl Reason {
             Self::ObjectsDamaged => "objects_damaged",
             Self::ObjectsMissing => "objects_missing",
             Self::ColdReadsFailing => "cold_reads_failing",
-            Self::CatalogDiskFull => "catalog_disk_full",
+            Self::CatalogBehind => "catalog_behind",
             Self::LogCompactionFailing => "log_compaction_failing",
             Self::ObjectCompactionFailing => "object_compaction_failing",
             Self::ObjectDeletionFailing => "object_deletion_failing",

@@ -18,12 +18,16 @@ pub(crate) fn degraded(stats: &Stats, gaps: &str, reported: &Faults) -> Vec<Degr
 }
 
 fn derived(stats: &Stats, named: &str) -> impl Iterator<Item = (Reason, String)> {
-    let Lost { damaged_ranges, damaged_bytes, gaps, offsets, skipped_gaps, skipped_offsets } =
-        stats.lost;
+    let Lost { damaged_ranges, damaged_bytes, lists, .. } = stats.lost;
+    let Lost { gaps, offsets, skipped_gaps, skipped_offsets, .. } = stats.lost;
     let log_damaged = (damaged_ranges > 0).then(|| {
+        let lists = match lists {
+            0 => String::new(),
+            _ => format!(", in them {lists} lists of changes of topics, settings or users"),
+        };
         format!(
             "damaged ranges of the write-ahead log found by the last start: {damaged_ranges}, with \
-             {damaged_bytes} bytes; the log of that start names them"
+             {damaged_bytes} bytes{lists}; the log of that start names them"
         )
     });
     let lost = (gaps > 0).then(|| {
@@ -100,6 +104,7 @@ mod tests {
         stats.lost = Lost {
             damaged_ranges: 1,
             damaged_bytes: 4096,
+            lists: 3,
             gaps: 2,
             offsets: 7,
             skipped_gaps: 10,
@@ -115,7 +120,8 @@ mod tests {
         assert!(found[3].detail.contains("damaged: 2"), "{found:?}");
         assert!(found[3].detail.ends_with("object a"), "{found:?}");
         assert!(found[4].detail.ends_with("object b"), "{found:?}");
-        assert!(found[0].detail.contains("4096 bytes"), "{found:?}");
+        let in_log = "with 4096 bytes, in them 3 lists of changes";
+        assert!(found[0].detail.contains(in_log), "{found:?}");
         let expected = "offsets found missing by the last start: lost, with the records that had \
                         been acknowledged: 7 in 2 ranges; skipped, since it is not known whether \
                         they had been used: 1000 in 10 ranges, which is an upper bound of what is \

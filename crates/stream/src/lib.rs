@@ -12,17 +12,19 @@
 //!
 //! - `writer.rs`, `compact/rewrite.rs`: a stream's one writer; rewriting of batches
 //! - `store.rs`: all streams of one WAL; opening and closing
+//! - `rebuild.rs`, `migrate.rs`, `migrate/`: a new WAL in place of a lost one; the catalog of
+//!   earlier versions
 //! - `upload.rs`, `pace.rs`, `compact.rs`, `object_cleaner.rs`: uploads and their rate; object
 //!   compaction; deletion of objects
 //! - `search.rs`, `stream.rs`: search by time; reads of a stream
-//! - `recover.rs`, `repair.rs`: recovery; repair of gaps
-//! - `commit.rs`, `output.rs`, `owner/claim.rs`, `ends/task.rs`, `wake/task.rs`,
-//!   `losses/classify.rs`: code that changes the shared state: ordered changes of the catalog; an
-//!   object being written; claims of the objects; lists of stream ends; wake-ups; failed reads
+//! - `recover.rs`, `open.rs`, `repair.rs`: recovery; opening of the catalog; repair of gaps
+//! - `commit.rs`, `publish.rs`, `publish/`, `output.rs`, `ends/task.rs`, `wake/task.rs`,
+//!   `losses/classify.rs`: code that changes the shared state: changes of the catalog in the WAL,
+//!   and in the object store; an object being written; lists of stream ends; wake-ups; failed reads
 //! - `shared.rs`: the state that handles and tasks share
-//! - `catalog_state.rs`, `owner.rs`, `ends.rs`, `ends/`, `wake.rs`, `compaction_signal.rs`,
+//! - `catalog_state.rs`, `ends.rs`, `ends/`, `wake.rs`, `compaction_signal.rs`,
 //!   `object_table.rs`, `health.rs`, `stats.rs`, `numbers.rs`: its parts, and views of them
-//! - `chain.rs`, `chain/`: the catalog in the object store, in development
+//! - `chain.rs`, `chain/`: the catalog in the object store
 //! - `sequence.rs`, `sequence/`: numbered objects, each created once
 //! - `read_ahead.rs`, `objects/`: read-ahead; the object store: requests, retries, local
 //!   directories, cold reads, the disk cache
@@ -31,8 +33,7 @@
 //! - `cache.rs`, `tail.rs`, `tail/`, `range.rs`: the byte limit over all tails; a stream's tail;
 //!   its part in an object
 //! - `options.rs`, `background.rs`, `error.rs`: options; low-priority threads; errors
-//! - `catalog.rs`, `catalog/`: the trait, `redb`, an implementation in memory, their conformance
-//!   suite
+//! - `catalog.rs`: what the catalog records
 //! - `object_error.rs`, `record.rs`, `object.rs`: errors of the object store; the bytes of WAL
 //!   records and of objects
 //! - `faults.rs`, `bandwidth.rs`, `request_class.rs`, `budget.rs`, `naming.rs`, `retry.rs`,
@@ -59,6 +60,7 @@ mod fields;
 mod fold;
 mod health;
 mod losses;
+mod migrate;
 mod naming;
 mod numbers;
 pub mod object;
@@ -66,13 +68,15 @@ mod object_cleaner;
 mod object_error;
 mod object_table;
 mod objects;
+mod open;
 mod options;
 mod output;
-mod owner;
 mod pace;
 pub mod panics;
+mod publish;
 mod range;
 mod read_ahead;
+mod rebuild;
 mod record;
 mod recover;
 mod repair;
@@ -93,20 +97,23 @@ mod wake;
 mod writer;
 
 pub use alluvium_wal::LogOffset;
-pub use catalog::{Catalog, CatalogError, Change, MemoryCatalog, RedbCatalog};
+pub use catalog::{Change, MAX_LABEL_BYTES};
 pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use error::{FetchError, StoreError};
 pub use faults::{Degraded, Reason};
 pub use fold::{DamagedStreams, Fold};
 pub use losses::LostObjects;
+pub use migrate::{LEGACY_CATALOG, MigrateError, migrate};
 pub use naming::PROBES_DIRECTORY;
 pub use numbers::UploadFailing;
 pub use object_error::{ErrorKind, ObjectError};
 pub use objects::{
-    DiskCacheStats, MARK, Mismatch, Orphan, ReadStats, Requests, StoredObject, Survey, is_marked,
-    list_objects, local_objects, object_size, probe_objects, survey,
+    DiskCacheStats, MARK, Mismatch, Orphan, RESERVE, ReadStats, Requests, StoredObject, Survey,
+    is_marked, list_objects, local_objects, object_size, probe_objects, survey,
 };
+pub use open::locate;
 pub use options::{DiskCacheOptions, Options};
+pub use rebuild::{LostEnd, Rebuild, RebuildError};
 pub use record::{End, Ends, StreamRecord, decode_record};
 pub use replay::{History, Replay};
 pub use report::{Gap, GapCause, Lost, Recovery};

@@ -10,17 +10,17 @@ pub(crate) const OBJECTS_DIRECTORY: &str = "streams";
 pub(crate) const CATALOGS_DIRECTORY: &str = "catalogs";
 /// Parent directory of the objects of [probes](crate::sequence::probe_creates).
 pub const PROBES_DIRECTORY: &str = "probes";
-/// Name of the object that records the owner of a WAL's objects, next to them.
-pub(crate) const OWNER_OBJECT: &str = "owner";
+/// Parent directory of the objects that name the store of a WAL.
+pub(crate) const WALS_DIRECTORY: &str = "wals";
 
-/// The prefix of the store's objects contains the WAL's id, so that two stores in one bucket cannot
-/// touch each other's objects.
-pub(crate) fn object_prefix(wal_id: Uuid) -> String {
-    format!("{OBJECTS_DIRECTORY}/{wal_id}")
+/// The prefix of a store's objects contains its id, so that two stores in one bucket cannot touch
+/// each other's objects.
+pub(crate) fn object_prefix(store: Uuid) -> String {
+    format!("{OBJECTS_DIRECTORY}/{store}")
 }
 
-pub(crate) fn object_name(wal_id: Uuid, id: ObjectId, nonce: Uuid) -> String {
-    format!("{}/{:016x}-{}", object_prefix(wal_id), id.0, nonce.simple())
+pub(crate) fn object_name(store: Uuid, id: ObjectId, nonce: Uuid) -> String {
+    format!("{}/{:016x}-{}", object_prefix(store), id.0, nonce.simple())
 }
 
 /// The prefix of a store's catalog.
@@ -32,6 +32,11 @@ pub(crate) fn catalog_prefix(store: Uuid) -> String {
 pub(crate) fn object_id(name: &str) -> Option<ObjectId> {
     let (number, _) = name.rsplit_once('/')?.1.split_once('-')?;
     u64::from_str_radix(number, 16).ok().map(ObjectId)
+}
+
+/// Returns the nonce in an object's name.
+pub(crate) fn object_nonce(name: &str) -> Option<Uuid> {
+    Uuid::try_parse(name.rsplit_once('-')?.1).ok()
 }
 
 #[cfg(test)]

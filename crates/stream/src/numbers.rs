@@ -29,7 +29,6 @@ pub(crate) struct Numbers {
     pub(crate) orphans: AtomicUsize,
     pub(crate) orphans_deleted: AtomicU64,
     pub(crate) clean_up_failures: AtomicU64,
-    pub(crate) owner_conflicts: AtomicU64,
     pub(crate) refused_appends: AtomicU64,
     pub(crate) compactions: AtomicU64,
     pub(crate) compacted_bytes: AtomicU64,

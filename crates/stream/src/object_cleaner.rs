@@ -1,6 +1,5 @@
 //! The object cleaner: deletes objects without references, which are retired objects and orphans of
-//! interrupted uploads. Only the owner of the WAL may do this: `docs/format/catalog.md`, "Who owns
-//! the objects".
+//! interrupted uploads: `docs/format/chain.md`, section 6.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,19 +10,16 @@ use alluvium_wal::WalError;
 use futures::TryStreamExt;
 use tokio::time::Instant;
 
-use crate::catalog::CatalogError;
 use crate::error::StoreError;
 use crate::faults::Reason;
 use crate::naming::object_prefix;
 use crate::object_error::ObjectError;
 use crate::objects::{Request, within};
-use crate::owner::claim;
+use crate::publish::Publication;
 use crate::request_class::RequestClass;
 use crate::retry::backoff;
 use crate::shared::Shared;
 
-/// Retired objects are removed from the catalog in groups of this size.
-const GROUP: usize = 100;
 /// Interval of checks whether objects are still held by readers.
 const HELD: Duration = Duration::from_secs(1);
 /// The longest wait before a failed task is tried again: its deletions may free what a full disk
@@ -89,7 +85,7 @@ pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
             () = shared.retired.notified(), if retired.failures == 0 => {}
             () = tokio::time::sleep_until(orphans.at) => {
                 match clean_orphans(&shared, complete).await {
-                    Ok(result) => orphans.done(&shared, result.map_err(StoreError::Object)),
+                    Ok(result) => orphans.done(&shared, result),
                     Err(error) => return shared.fail(error.into()),
                 }
                 continue;
@@ -104,9 +100,9 @@ pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
     }
 }
 
-/// Deletes retired objects that no reader holds, and removes them from the catalog. The inner error
-/// is that of the last object that could not be deleted, or of a catalog whose disk is full; the
-/// outer one is that of the WAL or the catalog. The number is that of the objects held by readers.
+/// Deletes retired objects that no reader holds; the next delta removes them from the catalog. The
+/// inner error is that of the last object that could not be deleted; the outer one is that of the
+/// WAL or the catalog. The number is that of the objects held by readers.
 async fn delete_retired(
     shared: &Arc<Shared>,
 ) -> Result<(Result<(), StoreError>, usize), StoreError> {
@@ -121,46 +117,35 @@ async fn delete_retired(
     if retired.is_empty() {
         return Ok((Ok(()), held));
     }
-    let version = shared.catalog.version();
-    match claim::claim(shared, version).await? {
-        Ok(true) => {}
-        not => return Ok((not.map(drop).map_err(StoreError::Object), held)),
-    }
-    // A catalog that does not yet record them as retired must not open the WAL any more.
-    shared.wal.set_mark(version).await?;
+    // The chain must have what dropped their last ranges, and a chain without it must not open the
+    // WAL any more.
+    shared.publish(Publication::Recorded).await?;
+    shared.wal.set_mark(shared.catalog.version()).await?;
     let mut result = Ok(());
-    for group in retired.chunks(GROUP) {
-        let mut deleted = Vec::with_capacity(group.len());
-        for info in group {
-            match shared.objects.delete(&info.name).await {
-                Ok(()) => deleted.push(info.id),
-                Err(error) => result = Err(error.into()),
+    for info in retired {
+        match shared.objects.delete(&info.name).await {
+            Ok(()) => {
+                shared.object_table.lock().retired.remove(&info.id);
+                shared.catalog.committing.lock().await.removed.push(info.id);
             }
-        }
-        if deleted.is_empty() {
-            continue;
-        }
-        match shared.remove_objects(deleted).await {
-            // They are deleted again later, which has no effect, and removed from the catalog then.
-            Err(error @ StoreError::Catalog(CatalogError::Full(_))) => result = Err(error),
-            forgotten => forgotten?,
+            Err(error) => result = Err(error.into()),
         }
     }
     Ok((result, held))
 }
 
 /// Deletes, or only counts, the objects under this store's prefix that are old, have a number that
-/// was committed or belongs to an earlier epoch, and are neither in the catalog nor about to be.
+/// was committed or belongs to an earlier opening, and are neither in the catalog nor about to be.
 /// The age protects objects that an earlier run may still be writing; it is measured with two
 /// clocks, so nothing of this run depends on it. The number protects objects of a later run on
 /// another machine. The outer error is that of a WAL that has stopped.
 async fn clean_orphans(
     shared: &Arc<Shared>,
     delete: bool,
-) -> Result<Result<(), ObjectError>, WalError> {
+) -> Result<Result<(), StoreError>, WalError> {
     let orphans = match list_orphans(shared).await {
         Ok(orphans) => orphans,
-        Err(error) => return Ok(Err(error)),
+        Err(error) => return Ok(Err(error.into())),
     };
     shared.numbers.orphans.store(orphans.len(), Ordering::Relaxed);
     if !delete && !orphans.is_empty() {
@@ -171,9 +156,9 @@ async fn clean_orphans(
         );
     }
     if !delete || orphans.is_empty() {
-        return Ok(claim::announce(shared).await?.map(drop));
+        return Ok(Ok(()));
     }
-    match claim::claim(shared, 0).await? {
+    match shared.is_owner().await? {
         Ok(true) => {}
         not => return Ok(not.map(drop)),
     }
@@ -185,14 +170,14 @@ async fn clean_orphans(
                 shared.numbers.orphans.fetch_sub(1, Ordering::Relaxed);
                 shared.numbers.orphans_deleted.fetch_add(1, Ordering::Relaxed);
             }
-            Err(error) => result = Err(error),
+            Err(error) => result = Err(error.into()),
         }
     }
     Ok(result)
 }
 
 async fn list_orphans(shared: &Shared) -> Result<BTreeSet<String>, ObjectError> {
-    let prefix = object_prefix(shared.wal_id);
+    let prefix = object_prefix(shared.catalog.store);
     let mut orphans = BTreeSet::new();
     let Some(oldest) = SystemTime::now().checked_sub(shared.options.orphan_age) else {
         return Ok(orphans); // nothing can be that old

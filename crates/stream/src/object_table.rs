@@ -153,12 +153,6 @@ impl ObjectTable {
         self.live_bytes
     }
 
-    /// Returns the newest object in use.
-    pub(crate) fn newest(&self) -> Option<Arc<ObjectInfo>> {
-        let (_, live) = self.live.iter().max_by_key(|(id, _)| **id)?;
-        Some(live.object.clone())
-    }
-
     /// Whether a stream has a range in the object of this name.
     pub(crate) fn is_live_name(&self, name: &str) -> bool {
         let live = object_id(name).and_then(|id| self.live.get(&id));

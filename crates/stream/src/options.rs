@@ -119,6 +119,9 @@ pub struct Options {
     /// may skip offsets that they never used. See `docs/format/stream-record.md`. Default 1 s, at
     /// least 1 ms, at most 1 year.
     pub ends_interval: Duration,
+    /// Time after which changes of the catalog, which are durable in the WAL, are written to the
+    /// object store, if no upload writes them earlier. Default 1 s, at most 1 year.
+    pub catalog_interval: Duration,
     /// Age at which an object that the catalog does not record (its upload was interrupted) is
     /// deleted; newer ones may still be in flight from an earlier run. It is also the interval at
     /// which such objects are looked for. Default 24 h, at least 1 min, at most 1 year.
@@ -140,6 +143,7 @@ impl Default for Options {
             retry_initial: Duration::from_millis(100),
             retry_max: Duration::from_secs(10),
             ends_interval: Duration::from_secs(1),
+            catalog_interval: Duration::from_secs(1),
             orphan_age: Duration::from_secs(24 * 60 * 60),
         }
     }

@@ -27,7 +27,7 @@ impl Attempt {
     /// attempt is [given up](give_up), so that the object cleaner leaves it alone.
     pub(crate) fn new(shared: &Shared, id: ObjectId) -> Self {
         let nonce = Uuid::new_v4();
-        let name = object_name(shared.wal_id, id, nonce);
+        let name = object_name(shared.catalog.store, id, nonce);
         shared.object_table.lock().uploading.insert(name.clone());
         Self { id, nonce, name }
     }

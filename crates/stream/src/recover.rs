@@ -1,38 +1,42 @@
 //! Recovery: the catalog records what is uploaded, the WAL has the rest.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use alluvium_device::SharedDevice;
 use alluvium_wal::{LogOffset, OpenError, Record, RecoveryReport, Wal};
 use bytes::Bytes;
+use object_store::ObjectStore;
 use parking_lot::Mutex;
-use uuid::Uuid;
 
 use crate::cache::LogCache;
-use crate::catalog::{
-    Catalog, CatalogError, Change, Incarnation, ObjectInfo, RESTORE, Snapshot, StreamRow,
-    own_number,
-};
+use crate::catalog::ObjectInfo;
 use crate::catalog_state::Ids;
+use crate::chain::{
+    ChainChange, ChainState, ChainStream, ChainWriter, Delta, Hints, PublishError, Recorded,
+    decode_recorded,
+};
+use crate::clock::unix_ms;
 use crate::ends::{self, Continuation, Ends, Evidence, LargestCount};
 use crate::error::StoreError;
 use crate::fold::Fold;
 use crate::object_table::{ObjectTable, Used};
+use crate::open::{self, LogHeader, OpenedChain};
 use crate::options::Options;
 use crate::range::Range;
-use crate::record::{self, End, StreamRecord};
+use crate::record::{self, CatalogRecord, End, StreamRecord};
 use crate::repair;
 use crate::report::{Gap, GapCause, Recovery};
+use crate::retry::backoff;
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
-use crate::types::{ObjectId, StreamId, StreamOffset};
+use crate::types::{KIND_LOG, ObjectId, StreamId, StreamOffset};
 
 /// Advice to an operator whose catalog and WAL contradict each other.
 const OTHER_CATALOG: &str = "Open the WAL with the catalog that it was last in use with";
 
-/// Metadata key of the term in the catalog, in decimal; see [`crate::Store::term`].
-const TERM_KEY: &str = "stream/term";
+/// The time in which an attempt to create a delta begins its last request.
+const ATTEMPT: Duration = Duration::from_secs(10);
 
 /// The parts of a store, ready for traffic.
 pub(crate) struct Recovered {
@@ -45,131 +49,99 @@ pub(crate) struct Recovered {
     pub(crate) objects: ObjectTable,
     pub(crate) ids: Ids,
     pub(crate) ends: Ends,
-    /// See [`crate::Store::term`].
-    pub(crate) term: u32,
-    /// The catalog's version after the last commit of the opening.
-    pub(crate) version: u64,
-    /// The runs that the catalog keeps, with this one as the last.
-    pub(crate) incarnations: Vec<Incarnation>,
+    pub(crate) writer: ChainWriter,
+    /// The name of the fence.
+    pub(crate) fence: String,
+    /// The version of the last catalog record in the WAL.
+    pub(crate) recorded: u64,
 }
 
-/// Recovers a store. Blocking. After an error the WAL is unchanged, unless only the last step has
-/// failed, which records the result in the catalog. A catalog that was not refused is bound to the
-/// WAL and has a later version. Rationale: `docs/format/catalog.md`.
-pub(crate) fn recover(
+/// Recovers a store. After an error the WAL is unchanged, unless only the last step has failed,
+/// which publishes the result. Rationale: `docs/format/chain.md`, section 8.
+pub(crate) async fn recover(
     device: SharedDevice,
-    wal_options: &alluvium_wal::Options,
-    catalog: &dyn Catalog,
-    fold: &dyn Fold,
+    wal_options: alluvium_wal::Options,
+    objects: &Arc<dyn ObjectStore>,
+    fold: Arc<dyn Fold>,
     options: &Options,
     progress: Option<alluvium_wal::Progress>,
 ) -> Result<Recovered, StoreError> {
     let began = Instant::now();
-    let open_error = |error| StoreError::Open(Arc::new(error));
-    let snapshot = catalog.load()?;
-    let header = Wal::inspect(&device).map_err(open_error)?.header;
+    let inspected = device.clone();
+    let header = blocking(move || Wal::inspect(&inspected).map_err(open_error)).await?.header;
     options.check(header.capacity_bytes)?;
-    if let Some(bound) = snapshot.wal_id.filter(|bound| *bound != header.wal_id) {
-        return Err(StoreError::WrongWal { catalog: bound, wal: header.wal_id });
-    }
-    let (uploaded, version) = (snapshot.uploaded_log, snapshot.version);
-    let old_catalog = |mark, trimmed| StoreError::OldCatalog { version, mark, uploaded, trimmed };
-    if version < header.mark || uploaded < header.trim {
-        return Err(old_catalog(header.mark, header.trim));
-    }
-    if header.mark < snapshot.wal_mark {
-        return Err(StoreError::OldWal { mark: header.mark, seen: snapshot.wal_mark });
-    }
-    let max_record_bytes = u64::from(wal_options.max_record_bytes);
-    let max_batch_bytes = max_record_bytes
-        .saturating_sub(record::HEADER_BYTES as u64)
-        .min(options.cache_bytes / 2 - BATCH_OVERHEAD_BYTES);
-
-    let (next_stream, next_object) = (snapshot.next_stream_id, snapshot.next_object_id);
-    let bind = snapshot.wal_id.is_none().then_some(Change::BindWal(header.wal_id));
-    let mut incarnations = snapshot.incarnations.clone();
-    let mut replay = Replay::new(snapshot, LogCache::new(options.cache_bytes))?;
-    let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
-    // In this order: the mark is never ahead of the true catalog.
-    let id = Uuid::new_v4();
-    // Above all versions of a server that was taken over, regardless of how many commits it has
-    // made since.
-    let epoch = header.epoch.saturating_add(1);
-    let begin = Change::BeginIncarnation { id, version: u64::from(epoch) << 32 };
-    let begin: Vec<_> = bind.into_iter().chain([begin]).collect();
-    let mark = catalog.commit(&begin)?;
-    incarnations.push(Incarnation { after_version: version, id });
-    let wal_options = alluvium_wal::Options { mark: Some(mark), ..wal_options.clone() };
-    let opened = Wal::open(device, &wal_options, progress, &mut visit);
-    let (wal, report) = opened.map_err(|error| match error {
-        // Another process has opened the WAL since the header was read.
-        OpenError::MarkNotAhead { found, .. } => old_catalog(found, header.trim),
-        error => open_error(error),
-    })?;
-    // The same if that process sets no mark.
-    if uploaded < report.start {
-        return Err(old_catalog(mark, report.start));
-    }
-    let kept_count = LargestCount::of(&replay.meta);
-    let is_covered = replay.evidence.covered_to() > replay.last_batch;
-    let bound = kept_count.filter(|kept| replay.largest_count <= kept.0);
-    replay.skip_lost(&report, uploaded, bound.unwrap_or(LargestCount::UNKNOWN));
-    replay.repair(fold, report.start).map_err(StoreError::Failed)?;
-    let mut done = Vec::new();
-    // What is skipped must be in the log before a lower bound is recorded, with which the next
-    // recovery would skip less.
-    let is_noted =
-        replay.gaps.is_empty() || replay.note_ends(&wal, &report, wal_options.max_record_bytes)?;
-    let mut largest_count = match is_noted {
-        true => kept_count.unwrap_or_default().max(LargestCount::at_least(replay.largest_count)),
-        false => kept_count.unwrap_or(LargestCount::UNKNOWN),
-    };
-    if is_noted && kept_count != Some(largest_count) {
-        done.push(largest_count.change());
-    }
+    let log = LogHeader { header, node_id: wal_options.node_id };
+    let OpenedChain { writer, reserved_before } = open::open(objects, &log, options).await?;
+    let (state, cache) = (writer.state().clone(), LogCache::new(options.cache_bytes));
+    let max_record_bytes = wal_options.max_record_bytes;
+    let walk = move || walk(device, &wal_options, state, cache, &*fold, progress);
+    let Walked { mut replay, wal, report, is_noted, is_covered, largest_count } =
+        blocking(walk).await?;
+    let then = &writer.state().header;
+    let (uploaded, fence_version) = (then.cut, then.version);
     let missing_end = (report.end < uploaded).then_some(report.end..uploaded);
-    let mut term: u32 = own_number(&replay.meta, TERM_KEY).unwrap_or(0);
-    let mut noted = vec![Change::WalMarked(mark)];
-    if !(replay.gaps.is_empty() && report.damage.is_empty() && missing_end.is_none()) {
-        term += 1;
-        let (key, value) = (TERM_KEY.to_owned(), term.to_string().into_bytes());
-        replay.meta.insert(key.clone(), value.clone());
-        noted.push(Change::PutMeta { key, value });
-    }
-    done.extend(noted.iter().cloned());
-    if is_noted && missing_end.is_some() {
-        // What was skipped is in the log, so the next start does not report the missing end again.
-        done.push(Change::LogUploaded(report.end));
-    }
-    let version = match catalog.commit(&done) {
-        // What is not recorded now is found again by the next start, or is recorded when there is
-        // space. The term is needed before anything is appended.
-        Err(CatalogError::Full(_)) => {
-            largest_count = kept_count.unwrap_or(LargestCount::UNKNOWN);
-            catalog.commit(&noted)?
-        }
-        committed => committed?,
+    let lost_lists = replay.lost_lists();
+    let has_lost = !(replay.gaps.is_empty()
+        && report.damage.is_empty()
+        && missing_end.is_none()
+        && lost_lists == 0);
+    let mut writer = match has_lost {
+        true => open::raise_term(writer, &log, options).await?,
+        false => writer,
     };
-    if let Change::PutMeta { key, value } = largest_count.change() {
-        replay.meta.insert(key, value);
+    let fence = writer.last_name();
+    let state = writer.state();
+    let mut next_stream = replay.next_stream_id;
+    if has_lost {
+        // Ids may have been given to streams of which nothing is left.
+        next_stream = next_stream.max(reserved_before);
     }
+    let cut = match is_noted {
+        // What was skipped is in the log, so the next start does not report the missing end again.
+        true => uploaded.min(report.end),
+        false => uploaded,
+    };
+    let own = (state.largest_count != largest_count.0)
+        .then_some(ChainChange::LargestCount(largest_count.0));
+    let (version, opening) = (state.header.version + 1, state.header.opening);
+    let reserved = state.reserved;
+    let hints = replay.hints(is_noted);
+    for (stream, end) in &hints {
+        if let Some((_, tail)) = replay.streams.get_mut(stream) {
+            tail.note_hint(*end, 0, 0);
+        }
+    }
+    writer.freeze(Delta {
+        version,
+        recorded: std::mem::take(&mut replay.lists),
+        own: own.into_iter().collect(),
+        hints,
+        cut,
+        wal_mark: fence_version,
+        next_stream: StreamId(next_stream),
+        is_clean: false,
+        written_at_ms: unix_ms().cast_unsigned(),
+    });
+    // Before traffic: a server that was overtaken meanwhile must not acknowledge anything.
+    publish(&mut writer, options).await?;
+
     let ends_from = if is_covered { report.end } else { report.start };
     let has_batches = replay.batches > 0 || !replay.gaps.is_empty();
-    let ends = Ends::new(
-        ends_from,
-        !is_covered && has_batches,
-        wal_options.max_record_bytes,
-        largest_count,
-    );
-    // The number includes the epoch, so a former owner never reaches the numbers of objects that
+    let ends = Ends::new(ends_from, !is_covered && has_batches, max_record_bytes, largest_count);
+    // The number includes the opening, so a former owner never reaches the numbers of objects that
     // were written after its time.
-    let next_object = next_object.max(u64::from(report.epoch) << 32);
+    let next_object = replay.objects.committed.max(u64::from(opening) << 32);
     replay.objects.committed = next_object;
     let ids = Ids {
         next_stream: next_stream.into(),
+        given_streams: next_stream.into(),
         fresh_streams: Mutex::default(),
+        reserved_streams: reserved.0.into(),
         next_object: next_object.into(),
     };
+    let max_batch_bytes = u64::from(max_record_bytes)
+        .saturating_sub(record::HEADER_BYTES as u64)
+        .min(options.cache_bytes / 2 - BATCH_OVERHEAD_BYTES);
 
     for damage in &report.damage {
         tracing::error!("acknowledged data cannot be read back: {damage}");
@@ -186,6 +158,17 @@ pub(crate) fn recover(
     let streams =
         streams.map(|(id, (kind, tail))| (id, Arc::new(StreamState::new(id, kind, tail))));
     let streams: HashMap<_, _> = streams.collect();
+    if lost_lists > 0 {
+        tracing::error!(
+            "{lost_lists} lists of changes of the catalog were in the log and are lost: topics, \
+             settings or users may be missing, or may be as they were before"
+        );
+    }
+    for stream in &replay.orphans {
+        tracing::error!(
+            "stream {stream} has records, and its creation is lost: it is kept without a name"
+        );
+    }
     let recovery = Recovery {
         wal: report,
         streams: streams.len(),
@@ -195,6 +178,8 @@ pub(crate) fn recover(
         skipped_deleted: replay.skipped_deleted,
         gaps: replay.gaps,
         missing_end,
+        lost_lists,
+        declared_gaps: replay.declared.len(),
         elapsed: began.elapsed(),
     };
     Ok(Recovered {
@@ -207,15 +192,118 @@ pub(crate) fn recover(
         objects: replay.objects,
         ids,
         ends,
-        term,
-        version,
-        incarnations,
+        writer,
+        fence,
+        recorded: replay.recorded,
     })
+}
+
+/// Runs blocking work.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| StoreError::Failed(error.to_string()))?
+}
+
+fn open_error(error: OpenError) -> StoreError {
+    StoreError::Open(Arc::new(error))
+}
+
+/// Creates the frozen delta; waits while the object store does not answer.
+async fn publish(writer: &mut ChainWriter, options: &Options) -> Result<(), StoreError> {
+    let mut failures = 0;
+    loop {
+        let until = tokio::time::Instant::now() + ATTEMPT;
+        let error = match writer.publish(until).await {
+            Ok(()) => return Ok(()),
+            Err(fenced @ PublishError::Fenced { .. }) => return Err(StoreError::Replaced(fenced)),
+            Err(error) => error,
+        };
+        let wait = backoff(options.retry_initial, options.retry_max, failures);
+        failures = failures.saturating_add(1);
+        tracing::warn!(
+            "the catalog in the object store cannot be written: {error}; attempt {failures} \
+             failed, next attempt in {wait:?}"
+        );
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// What is in the WAL.
+struct Walked {
+    replay: Replay,
+    wal: Wal,
+    report: RecoveryReport,
+    /// The ends of streams that damage has hidden are in the log.
+    is_noted: bool,
+    /// The log ends with a list of ends.
+    is_covered: bool,
+    largest_count: LargestCount,
+}
+
+/// Opens the WAL and reads it. Blocking.
+fn walk(
+    device: SharedDevice,
+    wal_options: &alluvium_wal::Options,
+    state: ChainState,
+    cache: LogCache,
+    fold: &dyn Fold,
+    progress: Option<alluvium_wal::Progress>,
+) -> Result<Walked, StoreError> {
+    let (uploaded, version) = (state.header.cut, state.header.version);
+    let old_catalog = |mark, trimmed| StoreError::OldCatalog { version, mark, uploaded, trimmed };
+    let kept_count = (state.largest_count > 0).then_some(LargestCount(state.largest_count));
+    let mut replay = Replay::new(state, cache)?;
+    let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
+    // The mark is the version of an object that the chain has.
+    let wal_options = alluvium_wal::Options { mark: Some(version), ..wal_options.clone() };
+    let opened = Wal::open(device, &wal_options, progress, &mut visit);
+    let (wal, report) = opened.map_err(|error| match error {
+        // Another process has opened the WAL since the header was read.
+        OpenError::MarkNotAhead { found, .. } => old_catalog(found, LogOffset(0)),
+        error => open_error(error),
+    })?;
+    // The same if that process sets no mark.
+    if uploaded < report.start {
+        return Err(old_catalog(version, report.start));
+    }
+    let is_covered = replay.evidence.covered_to() > replay.last_record;
+    let bound = kept_count.filter(|kept| replay.largest_count <= kept.0);
+    replay.skip_lost(&report, uploaded, bound.unwrap_or(LargestCount::UNKNOWN));
+    replay.repair(fold, report.start).map_err(StoreError::Failed)?;
+    // What is skipped must be in the log before a lower bound is recorded, with which the next
+    // recovery would skip less.
+    let is_noted =
+        replay.gaps.is_empty() || replay.note_ends(&wal, &report, wal_options.max_record_bytes)?;
+    let largest_count = match is_noted {
+        true => kept_count.unwrap_or_default().max(LargestCount::at_least(replay.largest_count)),
+        false => kept_count.unwrap_or(LargestCount::UNKNOWN),
+    };
+    Ok(Walked { replay, wal, report, is_noted, is_covered, largest_count })
 }
 
 /// Assigns the WAL's records to the streams of the catalog.
 struct Replay {
+    /// Ids below it were given to streams, as far as the catalog and the log show.
     next_stream_id: u64,
+    /// Ids below it were given to streams when the last object of the chain was frozen.
+    published_next_stream: u64,
+    /// The version up to which each list of changes is in the chain.
+    covers: u64,
+    /// The version of the last catalog record that was read.
+    recorded: u64,
+    /// Lists of changes that are not in the chain.
+    lists: Vec<Recorded>,
+    /// The versions of lists of changes that are lost, as far as they are known.
+    lost_lists: BTreeSet<u64>,
+    /// Streams that lists of changes in the log have deleted.
+    deleted: HashSet<StreamId>,
+    /// Streams whose creation is lost.
+    orphans: Vec<StreamId>,
+    /// The ends of the last gaps that fences have declared: a WAL was lost, and may have had
+    /// batches up to there.
+    declared: HashMap<StreamId, StreamOffset>,
     streams: HashMap<StreamId, (u8, Tail)>,
     meta: BTreeMap<String, Vec<u8>>,
     objects: ObjectTable,
@@ -225,27 +313,31 @@ struct Replay {
     skipped_uploaded: u64,
     skipped_deleted: u64,
     gaps: Vec<Gap>,
-    /// Log offset at which the last batch begins.
-    last_batch: LogOffset,
+    /// Log offset at which the last batch or catalog record begins.
+    last_record: LogOffset,
     /// The greatest number of offsets in a batch.
     largest_count: u32,
     evidence: Evidence,
 }
 
 impl Replay {
-    fn new(snapshot: Snapshot, cache: LogCache) -> Result<Self, StoreError> {
-        let infos: HashMap<ObjectId, Arc<ObjectInfo>> =
-            snapshot.objects.into_iter().map(|(id, info)| (id, Arc::new(info))).collect();
+    fn new(state: ChainState, cache: LogCache) -> Result<Self, StoreError> {
+        let ChainState {
+            header, streams: rows, objects: rows_of_objects, meta, hints, gaps, ..
+        } = state;
+        let infos: HashMap<ObjectId, Arc<ObjectInfo>> = rows_of_objects
+            .into_iter()
+            .map(|(id, object)| (id, Arc::new(object.info(header.store))))
+            .collect();
         let mut used: HashMap<ObjectId, Used> = HashMap::new();
-        let mut streams = HashMap::with_capacity(snapshot.streams.len());
-        for (id, row) in snapshot.streams {
-            let StreamRow { kind, epoch, start, uploaded_end, checkpoint, ranges } = row;
+        let mut streams = HashMap::with_capacity(rows.len());
+        for (id, row) in rows {
+            let ChainStream { kind, epoch, start, uploaded_end, checkpoint, ranges, .. } = row;
             let mut restored = VecDeque::with_capacity(ranges.len());
             for range in ranges {
                 let Some(object) = infos.get(&range.object) else {
                     let reason = format!(
-                        "stream {id} has a range in object {}, which is not in the catalog: the \
-                         catalog is damaged. {RESTORE}",
+                        "stream {id} has a range in object {}, which is not in the catalog",
                         range.object
                     );
                     return Err(StoreError::Failed(reason));
@@ -261,10 +353,23 @@ impl Replay {
         for (id, info) in infos {
             objects.insert(info, used.get(&id).copied().unwrap_or_default());
         }
+        let mut evidence = Evidence::default();
+        for (stream, end) in hints {
+            evidence.add_hint(stream, end);
+        }
         Ok(Self {
-            next_stream_id: snapshot.next_stream_id,
+            next_stream_id: header.next_stream.0,
+            published_next_stream: header.next_stream.0,
+            covers: header.covers,
+            recorded: 0,
+            lists: Vec::new(),
+            lost_lists: BTreeSet::new(),
+            deleted: HashSet::new(),
+            orphans: Vec::new(),
+            // In the order of offsets, so the last one of a stream stays.
+            declared: gaps.into_iter().map(|((stream, _), end)| (stream, end)).collect(),
             streams,
-            meta: snapshot.meta,
+            meta: meta.into_iter().map(|(key, value)| (key, value.to_vec())).collect(),
             objects,
             cache,
             batches: 0,
@@ -272,10 +377,29 @@ impl Replay {
             skipped_uploaded: 0,
             skipped_deleted: 0,
             gaps: Vec::new(),
-            last_batch: LogOffset(0),
+            last_record: LogOffset(0),
             largest_count: 0,
-            evidence: Evidence::default(),
+            evidence,
         })
+    }
+
+    /// Returns the ends of the streams with batches after their uploaded ends. Offsets that are
+    /// skipped are left out unless the log has them (`is_noted`): the next opening would take them
+    /// for lost ones.
+    fn hints(&self, is_noted: bool) -> Hints {
+        let mut hints: Hints = self
+            .streams
+            .iter()
+            .filter(|(_, (_, tail))| tail.next > tail.uploaded_end)
+            .map(|(id, (_, tail))| (*id, tail.next))
+            .collect();
+        let skipped = self.gaps.iter().filter(|gap| gap.cause == GapCause::Skipped);
+        for Gap { stream, offsets, .. } in skipped.filter(|_| !is_noted) {
+            if let Some(end) = hints.get_mut(stream).filter(|end| **end == offsets.end) {
+                *end = offsets.start;
+            }
+        }
+        hints
     }
 
     /// Makes each stream continue behind everything that it can have had; called after the last
@@ -290,12 +414,15 @@ impl Replay {
                 Some((_, tail)) => end > tail.uploaded_end,
                 None => is_certain && stream.0 < next_stream_id,
             };
-        let loss = std::mem::take(&mut self.evidence).judge(report, uploaded, is_missing);
+        let evidence = std::mem::take(&mut self.evidence);
+        let loss = evidence.judge(report, uploaded, self.covers, is_missing);
+        self.lost_lists.extend(&loss.lists);
         let mut gaps = std::mem::take(&mut self.gaps);
         for (id, (_, tail)) in &mut self.streams {
             let Continuation { known, next } =
                 loss.continuation(*id, tail.next, tail.log_end(), largest.0);
-            let (known, next) = (known.max(tail.start), next.max(tail.start));
+            let declared = self.declared.get(id).copied().unwrap_or_default();
+            let (known, next) = (known.max(tail.start), next.max(tail.start).max(declared));
             if known > tail.next {
                 let offsets = tail.next..known;
                 gaps.push(Gap { stream: *id, offsets, cause: GapCause::Lost });
@@ -351,25 +478,19 @@ impl Replay {
             known: known.get(stream).copied().unwrap_or(tail.next),
         });
         let ends: Vec<_> = ends.collect();
-        let is_noted = ends::append(wal, report.start..report.end, &ends, max_record_bytes)?;
+        let is_noted =
+            ends::append(wal, report.start..report.end, &ends, self.recorded, max_record_bytes)?;
         wal.wait_durable(wal.appended()).wait()?;
         Ok(is_noted)
     }
 
-    fn unknown_stream(&self, id: StreamId) -> String {
-        format!(
-            "a record of stream {id}, but the catalog has handed out only ids below {}: it is not \
-             the catalog of this WAL, or an old copy of it. {OTHER_CATALOG}",
-            self.next_stream_id
-        )
-    }
-
-    /// Processes a record. Ends records are kept as evidence. Each batch is one of these cases:
+    /// Processes a record. Ends records are kept as evidence, and lists of changes are applied.
+    /// Each batch is one of these cases:
     ///
     /// | the record's stream and offsets | meaning |
     /// |---|---|
-    /// | an id that was never handed out | refused: not this WAL's catalog, or an old copy of it |
-    /// | not in the catalog | of a deleted stream: skipped |
+    /// | unknown, an id that the chain has given out, or deleted in the log | deleted: skipped |
+    /// | unknown, another id | its creation is lost: taken, as a stream without a name |
     /// | end <= uploaded end | uploaded: skipped |
     /// | base = next | taken |
     /// | base > next | taken, with a gap before it |
@@ -378,18 +499,22 @@ impl Replay {
         let (id, batch) = match record::decode_record(&record.payload)? {
             StreamRecord::Batch(id, batch) => (id, batch),
             StreamRecord::Ends(ends) => {
-                let unknown = ends.ends.iter().find(|end| end.stream.0 >= self.next_stream_id);
-                if let Some(end) = unknown {
-                    return Err(self.unknown_stream(end.stream));
-                }
+                self.expect_list(ends.catalog_version.unwrap_or(0));
                 self.evidence.add(ends);
                 return Ok(());
             }
+            StreamRecord::Catalog(list) => {
+                self.last_record = record.offset;
+                return self.visit_list(list);
+            }
         };
-        if id.0 >= self.next_stream_id {
-            return Err(self.unknown_stream(id));
+        if !self.streams.contains_key(&id)
+            && id.0 >= self.published_next_stream
+            && !self.deleted.contains(&id)
+        {
+            self.adopt(id);
         }
-        self.last_batch = record.offset;
+        self.last_record = record.offset;
         self.largest_count = self.largest_count.max(batch.count);
         let Some((_, tail)) = self.streams.get_mut(&id) else {
             self.skipped_deleted += 1;
@@ -426,59 +551,102 @@ impl Replay {
         });
         Ok(())
     }
+
+    /// Creates a stream whose creation is lost, also in the chain: there its creation is added to
+    /// the last list of changes, or takes the place of the lost one.
+    fn adopt(&mut self, id: StreamId) {
+        self.orphans.push(id);
+        let create = ChainChange::CreateStream { id, kind: KIND_LOG, label: Bytes::new() };
+        self.apply(&create);
+        match self.lists.last_mut() {
+            Some(list) => list.changes.push(create),
+            // The version of the lost list is not less, and those of the lists behind it are
+            // greater.
+            None => {
+                self.lists.push(Recorded { version: self.covers + 1, changes: vec![create] });
+            }
+        }
+    }
+
+    /// Returns the number of lists of changes that are lost, at least.
+    fn lost_lists(&self) -> u64 {
+        (self.lost_lists.len() as u64).max((!self.orphans.is_empty()).into())
+    }
+
+    /// Notes the loss of a list of changes, if the one with this version must have been read and
+    /// was not.
+    fn expect_list(&mut self, version: u64) {
+        if version > self.covers.max(self.recorded) {
+            self.lost_lists.insert(version);
+            self.recorded = version;
+        }
+    }
+
+    /// Applies a list of changes, unless the chain has it.
+    fn visit_list(&mut self, list: CatalogRecord) -> Result<(), String> {
+        let CatalogRecord { version, before, next_stream, count, changes } = list;
+        self.expect_list(before);
+        self.recorded = version;
+        self.next_stream_id = self.next_stream_id.max(next_stream.0);
+        if version <= self.covers {
+            return Ok(());
+        }
+        let changes = decode_recorded(count, &changes)
+            .map_err(|error| format!("the list of changes with version {version}: {error}"))?;
+        for change in &changes {
+            self.apply(change);
+        }
+        self.lists.push(Recorded { version, changes });
+        Ok(())
+    }
+
+    /// Applies a change. One of a stream that does not exist has no effect: its creation is lost.
+    fn apply(&mut self, change: &ChainChange) {
+        let gone = match change {
+            ChainChange::CreateStream { id, kind, .. } => {
+                self.streams.entry(*id).or_insert((*kind, Tail::default()));
+                self.next_stream_id = self.next_stream_id.max(id.0 + 1);
+                return;
+            }
+            ChainChange::DeleteStream { id, .. } => {
+                self.deleted.insert(*id);
+                let Some((_, mut tail)) = self.streams.remove(id) else { return };
+                self.gaps.retain(|gap| gap.stream != *id);
+                for batch in tail.pinned() {
+                    self.batches -= 1;
+                    self.payload_bytes -= batch.payload.len() as u64;
+                    self.skipped_deleted += 1;
+                }
+                let (released, gone) = tail.delete();
+                self.cache.release(released);
+                gone
+            }
+            ChainChange::TrimStream { id, to, .. } => {
+                let Some((_, tail)) = self.streams.get_mut(id) else { return };
+                let (released, gone) = tail.trim(*to);
+                self.cache.release(released);
+                gone
+            }
+            ChainChange::OpenStream { id, epoch } => {
+                let Some((_, tail)) = self.streams.get_mut(id) else { return };
+                tail.epoch = tail.epoch.max(*epoch);
+                return;
+            }
+            ChainChange::PutMeta { key, value } => {
+                self.meta.insert(key.clone(), value.to_vec());
+                return;
+            }
+            ChainChange::DeleteMeta { key } => {
+                self.meta.remove(key);
+                return;
+            }
+            _ => unreachable!("no other change is recorded in the log"),
+        };
+        for range in &gone {
+            self.objects.release(range);
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use alluvium_wal::LogOffset;
-
-    use super::*;
-    use crate::catalog::MemoryCatalog;
-    use crate::catalog::conformance;
-
-    /// Stream 0 is uploaded up to 10, stream 1 up to 5, stream 2 was deleted, 3 is the next id.
-    fn replay() -> Replay {
-        let catalog = MemoryCatalog::default();
-        conformance::fill(&catalog);
-        Replay::new(catalog.load().unwrap(), LogCache::new(1 << 20)).unwrap()
-    }
-
-    fn record(stream: u64, base: u64, count: u32) -> Record {
-        let header = record::encode_header(StreamId(stream), StreamOffset(base), count, 0, 4);
-        let payload: Bytes = [header.as_slice(), b"1234"].concat().into();
-        Record { offset: LogOffset(0), end: LogOffset(1), epoch: 1, payload }
-    }
-
-    #[test]
-    fn each_record_is_one_case() {
-        let mut replay = replay();
-        replay.visit(&record(0, 0, 10)).unwrap();
-        replay.visit(&record(0, 9, 1)).unwrap();
-        replay.visit(&record(2, 0, 1)).unwrap();
-        assert_eq!((replay.skipped_uploaded, replay.skipped_deleted, replay.batches), (2, 1, 0));
-
-        replay.visit(&record(0, 10, 2)).unwrap();
-        replay.visit(&record(1, 5, 1)).unwrap();
-        replay.visit(&record(0, 12, 1)).unwrap();
-        assert_eq!(
-            (replay.batches, replay.payload_bytes, replay.cache.pinned_bytes()),
-            (3, 12, 3 * (4 + BATCH_OVERHEAD_BYTES))
-        );
-        assert_eq!(replay.gaps, []);
-
-        replay.visit(&record(0, 20, 1)).unwrap();
-        let offsets = StreamOffset(13)..StreamOffset(20);
-        let gap = Gap { stream: StreamId(0), offsets, cause: GapCause::Lost };
-        assert_eq!(replay.gaps, [gap]);
-
-        for (refused, why) in [
-            (record(0, 20, 1), "a duplicate"),
-            (record(0, 13, 1), "in a gap, out of order"),
-            (record(1, 4, 3), "across the uploaded end"),
-            (record(3, 0, 1), "an id never handed out"),
-        ] {
-            assert!(replay.visit(&refused).is_err(), "{why}");
-        }
-        assert_eq!(replay.batches, 4, "a refused record changes nothing");
-    }
-}
+mod tests;

@@ -29,6 +29,11 @@ pub struct Recovery {
     /// Set if the log ends before its uploaded end: its end is damaged, or the device holds an old
     /// copy. What was in this range is uploaded; what was behind it is lost.
     pub missing_end: Option<Range<LogOffset>>,
+    /// Streams with a gap that a rebuild has declared, because a WAL was lost. While there are any,
+    /// objects that the catalog does not have may hold a part of what was lost, and are kept.
+    pub declared_gaps: usize,
+    /// Lists of changes of the catalog that were in the log and are lost, at least.
+    pub lost_lists: u64,
     /// From the first read of the catalog to the end.
     pub elapsed: Duration,
 }
@@ -67,6 +72,7 @@ impl Recovery {
         let mut lost = Lost {
             damaged_ranges: damaged.clone().count(),
             damaged_bytes: damaged.map(|range| range.end.0 - range.start.0).sum(),
+            lists: self.lost_lists,
             ..Lost::default()
         };
         for gap in &self.gaps {
@@ -92,6 +98,8 @@ impl fmt::Display for Recovery {
             skipped_deleted,
             gaps,
             missing_end,
+            declared_gaps: _,
+            lost_lists,
             elapsed,
         } = self;
         write!(
@@ -116,6 +124,9 @@ impl fmt::Display for Recovery {
                 missing.start, missing.end
             )?;
         }
+        if *lost_lists > 0 {
+            write!(f, "; {lost_lists} lists of changes of the catalog are LOST")?;
+        }
         Ok(())
     }
 }
@@ -129,6 +140,8 @@ pub struct Lost {
     pub damaged_ranges: usize,
     /// Their total size.
     pub damaged_bytes: u64,
+    /// Lists of changes of the catalog that are lost, at least.
+    pub lists: u64,
     /// Ranges of stream offsets whose records are lost; see [`Recovery::gaps`].
     pub gaps: usize,
     /// Offsets in these ranges.

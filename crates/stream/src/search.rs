@@ -301,7 +301,8 @@ mod tests {
     async fn world(per_object: u64) -> (World, Vec<Range>) {
         let (store, _disk) = small_store().await;
         let id: StreamId = store.new_stream_ids(1).await.unwrap()[0];
-        store.commit(vec![Change::CreateStream { id, kind: KIND_LOG }]).await.unwrap();
+        let create = Change::CreateStream { id, kind: KIND_LOG, label: Bytes::new() };
+        store.commit(vec![create]).await.unwrap();
         let stream = store.stream(id).unwrap();
         let mut ranges = Vec::new();
         for first in (0..BATCHES).step_by(per_object as usize) {

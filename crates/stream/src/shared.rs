@@ -12,7 +12,6 @@ use futures::FutureExt;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use uuid::Uuid;
 
 use crate::cache::LogCache;
 use crate::catalog_state::CatalogState;
@@ -26,18 +25,25 @@ use crate::numbers::Numbers;
 use crate::object_table::ObjectTable;
 use crate::objects::Objects;
 use crate::options::Options;
-use crate::owner::Owner;
 use crate::panics;
 use crate::read_ahead::Readers;
+use crate::record::WAL_HEADER_BYTES;
 use crate::tail::StreamState;
 use crate::types::StreamId;
 use crate::wake::{self, SpaceGate, Wakes};
 
+/// The part of the ring that is kept for changes of the catalog, so that topics can be created and
+/// deleted while the object store is away and the log is full.
+const CATALOG_SPACE_BYTES: u64 = 1 << 20;
+/// The share of a small ring that is kept at most.
+const CATALOG_SPACE_SHARE: u64 = 16;
+
 /// The state that handles and tasks share.
 pub(crate) struct Shared {
     pub(crate) wal: Wal,
-    pub(crate) wal_id: Uuid,
-    pub(crate) owner: Owner,
+    /// Held during a check of the WAL's headers, which continues if its caller is dropped. It keeps
+    /// the device open.
+    pub(crate) checking: Arc<tokio::sync::Mutex<()>>,
     pub(crate) objects: Objects,
     pub(crate) readers: Readers,
     pub(crate) catalog: CatalogState,
@@ -50,6 +56,11 @@ pub(crate) struct Shared {
     pub(crate) wakes: Wakes,
     pub(crate) upload: UploadSignal,
     pub(crate) ends: Ends,
+    /// The end of the log, as of about the last append: it is read without the lock of the WAL.
+    pub(crate) log_end: AtomicU64,
+    /// The end of the part of the ring that batches may use; the rest is for changes of the
+    /// catalog.
+    pub(crate) batches_until: AtomicU64,
     pub(crate) object_table: Mutex<ObjectTable>,
     /// Wakes the object cleaner.
     pub(crate) retired: Notify,
@@ -196,6 +207,27 @@ impl Shared {
         }
     }
 
+    /// Returns the number of deltas of this run that are in the chain.
+    pub(crate) fn published_deltas(&self) -> u64 {
+        self.catalog.published_deltas.load(Ordering::Relaxed)
+    }
+
+    /// Whether a record of this length leaves the space that is kept for changes of the catalog.
+    pub(crate) fn has_space_for(&self, record_bytes: u64) -> bool {
+        let end = self.log_end.load(Ordering::Relaxed) + WAL_HEADER_BYTES + record_bytes;
+        end <= self.batches_until.load(Ordering::Relaxed)
+    }
+
+    /// Notes how far batches may be appended, after the log was trimmed or resized.
+    pub(crate) fn follow_trim(&self) {
+        let wal = self.wal.stats();
+        let ring_bytes = wal.resize_to_bytes.map_or(wal.ring_bytes, |to| wal.ring_bytes.min(to));
+        let kept_bytes = CATALOG_SPACE_BYTES.min(ring_bytes / CATALOG_SPACE_SHARE);
+        let until = wal.trimmed.0 + ring_bytes - kept_bytes;
+        self.batches_until.store(until, Ordering::Relaxed);
+        self.log_end.store(wal.appended.0, Ordering::Relaxed);
+    }
+
     /// Applies the bound of [`Options::upload_bytes`] to a resized WAL, so that appends can
     /// continue while an upload runs.
     pub(crate) fn follow_capacity(&self) {
@@ -203,11 +235,13 @@ impl Shared {
         let wanted_bytes = self.wal.stats().resize_to_bytes.unwrap_or(capacity_bytes);
         let threshold_bytes = self.options.upload_bytes.min(capacity_bytes.min(wanted_bytes) / 4);
         self.upload.threshold_bytes.store(threshold_bytes, Ordering::Relaxed);
+        self.follow_trim();
     }
 
     /// Requests an upload if the log, which has grown to `end`, is far enough ahead of the last
     /// cut.
     pub(crate) fn request_upload_if_due(&self, end: LogOffset) {
+        self.log_end.store(end.0, Ordering::Relaxed);
         let behind = end.0.saturating_sub(self.upload.cut.load(Ordering::Acquire));
         if behind >= self.upload.threshold_bytes.load(Ordering::Relaxed) {
             self.upload.wanted.notify_one();

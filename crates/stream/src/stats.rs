@@ -71,9 +71,6 @@ pub struct Stats {
     pub refused_appends: u64,
     /// What was lost before the start. Constant while the store is open.
     pub lost: Lost,
-    /// Deletions of objects and trims of the WAL that were refused because another store owns the
-    /// same objects: one that has taken over the WAL or has a copy of it.
-    pub owner_conflicts: u64,
     /// Statistics of the WAL.
     pub wal: alluvium_wal::Stats,
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use alluvium_device::SharedDevice;
 use alluvium_wal::{HeaderInfo, ResizeError, Resizing};
@@ -10,17 +11,16 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use crate::catalog::{Catalog, Change, OWN_META_PREFIX};
-use crate::catalog_state::CatalogState;
+use crate::catalog::Change;
+use crate::catalog_state::{CatalogState, Unpublished};
 use crate::compaction_signal::CompactionSignal;
 use crate::error::StoreError;
 use crate::faults::{Degraded, Reason};
 use crate::fold::Fold;
 use crate::losses::Losses;
 use crate::numbers::Numbers;
-use crate::objects::Objects;
+use crate::objects::{CountedStores, Objects};
 use crate::options::Options;
-use crate::owner::Owner;
 use crate::read_ahead::Readers;
 use crate::report::{Lost, Recovery};
 use crate::shared::{Failure, Shared, UploadSignal};
@@ -28,7 +28,12 @@ use crate::stats::Stats;
 use crate::stream::Stream;
 use crate::types::StreamId;
 use crate::wake::{self, SpaceGate, Wakes};
-use crate::{compact, ends, health, object_cleaner, recover, upload};
+use crate::{compact, ends, health, object_cleaner, publish, recover, upload};
+
+/// The time that the last delta of a run may take.
+const LAST_DELTA: Duration = Duration::from_secs(10);
+const NOT_PUBLISHED: &str = "the log keeps the last changes of the catalog, which are not in the \
+                             object store";
 
 /// The result of [`Store::open`].
 pub struct Opened {
@@ -41,7 +46,7 @@ pub struct Opened {
 /// All streams of one WAL. Cheap to clone. It must be opened and used in a `tokio` runtime.
 ///
 /// Close it with [`Store::close`]. Dropping the last handle instead stops it as a crash would and
-/// wakes every waiter at a [`Stream`]; nothing is lost. A commit to the catalog that is in progress
+/// wakes every waiter at a [`Stream`]; nothing is lost. A change of the catalog that is in progress
 /// may end later, so a store that will be opened again in the same process must be closed.
 #[derive(Clone)]
 pub struct Store {
@@ -64,10 +69,11 @@ impl Drop for Tasks {
 impl Store {
     /// Recovers the WAL on `device`, which must be formatted, and opens it for traffic.
     ///
-    /// The object store is not accessed, so an object store that is down delays nothing. `catalog`
-    /// is bound to the WAL at the first open and refused with any other WAL afterwards, and so is
-    /// an old copy of either of the two ([`StoreError::OldCatalog`], [`StoreError::OldWal`]).
-    /// `progress` reports how far recovery is.
+    /// The catalog is in the object store. It is bound to the WAL at the first open and refused
+    /// with any other WAL afterwards, and so is an old copy of either of the two
+    /// ([`StoreError::OldCatalog`], [`StoreError::OldWal`]). While the object store does not
+    /// answer, the opening waits and logs why. `progress` reports how far the reading of the WAL
+    /// is.
     ///
     /// Dropping the future does not stop a recovery that has begun: the device is in use until it
     /// ends.
@@ -75,37 +81,46 @@ impl Store {
         device: SharedDevice,
         wal_options: alluvium_wal::Options,
         objects: Arc<dyn ObjectStore>,
-        catalog: Arc<dyn Catalog>,
         fold: Arc<dyn Fold>,
         options: Options,
         progress: Option<alluvium_wal::Progress>,
     ) -> Result<Opened, StoreError> {
-        let recovered = {
-            let (catalog, fold, options) = (catalog.clone(), fold.clone(), options.clone());
-            let recover = move || {
-                recover::recover(device, &wal_options, &*catalog, &*fold, &options, progress)
-            };
-            tokio::task::spawn_blocking(recover)
-                .await
-                .map_err(|error| StoreError::Failed(error.to_string()))??
-        };
+        let stores = CountedStores::new(&objects);
+        let objects = stores.catalog();
+        let recovered =
+            recover::recover(device, wal_options, &objects, fold.clone(), &options, progress);
+        let recovered = recovered.await?;
         let start = recovered.recovery.wal.start;
         let losses = Arc::new(Losses::new(&recovered.recovery.gaps));
-        let objects = Objects::new(&objects, &options, losses.clone())?;
+        let objects = Objects::new(stores, &options, losses.clone())?;
+        let state = recovered.writer.state();
+        let catalog = CatalogState {
+            store: state.header.store,
+            fence: recovered.fence,
+            committing: tokio::sync::Mutex::new(Unpublished {
+                version: state.header.version,
+                lists: Vec::new(),
+                bytes: 0,
+                removed: Vec::new(),
+                cut: state.header.cut,
+            }),
+            published: state.header.version.into(),
+            begun_deltas: AtomicU64::new(0),
+            published_deltas: AtomicU64::new(0),
+            recorded: recovered.recorded.into(),
+            wanted: Notify::new(),
+            snapshot_wanted: Notify::new(),
+            ids: recovered.ids,
+            term: state.head.term,
+            meta: RwLock::new(recovered.meta),
+            writer: tokio::sync::Mutex::new(recovered.writer),
+        };
         let shared = Arc::new(Shared {
-            wal_id: recovered.recovery.wal.wal_id,
-            owner: Owner::new(&recovered.wal, recovered.incarnations),
+            checking: Arc::default(),
             wal: recovered.wal,
             objects,
             readers: Readers::default(),
-            catalog: CatalogState {
-                durable: catalog,
-                version: recovered.version.into(),
-                committing: tokio::sync::Mutex::new(()),
-                ids: recovered.ids,
-                term: recovered.term,
-                meta: RwLock::new(recovered.meta),
-            },
+            catalog,
             fold,
             max_batch_bytes: recovered.max_batch_bytes,
             streams: RwLock::new(recovered.streams),
@@ -121,6 +136,8 @@ impl Store {
                 trimmed_to: Mutex::new(tokio::time::Instant::now()),
             },
             ends: recovered.ends,
+            log_end: AtomicU64::new(0),
+            batches_until: AtomicU64::new(0),
             object_table: Mutex::new(recovered.objects),
             retired: Notify::new(),
             compaction: CompactionSignal::new(&options),
@@ -130,17 +147,20 @@ impl Store {
             failure: Failure::default(),
             options,
         });
-        shared.faults.report(Reason::CatalogDiskFull, shared.catalog.durable.shortage());
+        shared.follow_trim();
         // What was recovered may already be enough for an upload, and there may be objects to
         // delete.
         shared.upload.wanted.notify_one();
         shared.retired.notify_one();
         shared.compaction.changed(compact::all_streams(&shared));
-        let complete = recovered.recovery.lost() == Lost::default();
+        let Recovery { declared_gaps, .. } = recovered.recovery;
+        let complete = recovered.recovery.lost() == Lost::default() && declared_gaps == 0;
         let mut handles = vec![
             shared.spawn(upload::run(shared.clone())),
             shared.spawn(wake::task::run(shared.clone())),
             shared.spawn(ends::task::run(shared.clone())),
+            shared.spawn(publish::task::run(shared.clone())),
+            shared.spawn(publish::task::run_upkeep(shared.clone())),
             shared.spawn(object_cleaner::run(shared.clone(), complete)),
         ];
         if shared.compaction.is_on() {
@@ -163,8 +183,8 @@ impl Store {
     ///
     /// A list may change a stream only once, with the epoch of its writer ([`StoreError::Fenced`]).
     /// A trim to the start or before it does nothing. Dropping the future does not stop a commit
-    /// that has begun. If the catalog fails, it is unknown whether the changes are durable; nothing
-    /// can be changed or appended until the store is opened again, which finds out.
+    /// that has begun. If the WAL fails, it is unknown whether the changes are durable; nothing can
+    /// be changed or appended until the store is opened again, which finds out.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
         self.shared.commit(changes).await
     }
@@ -200,8 +220,7 @@ impl Store {
         let from_prefix =
             meta.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
         let with_prefix = from_prefix.take_while(|(key, _)| key.starts_with(prefix));
-        let of_owner = with_prefix.filter(|(key, _)| !key.starts_with(OWN_META_PREFIX));
-        of_owner.map(|(key, value)| (key.clone(), value.clone())).collect()
+        with_prefix.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
     /// Returns the metadata under exactly this key.
@@ -245,7 +264,8 @@ impl Store {
         self.shared.wal.header()
     }
 
-    /// Returns the version of the catalog; each change raises it by one.
+    /// Returns the version of the catalog in the object store. Changes that are in the log alone do
+    /// not raise it.
     pub fn catalog_version(&self) -> u64 {
         self.shared.catalog.version()
     }
@@ -299,7 +319,6 @@ impl Store {
             orphans: shared.numbers.orphans.load(Ordering::Relaxed),
             orphans_deleted: shared.numbers.orphans_deleted.load(Ordering::Relaxed),
             clean_up_failures: shared.numbers.clean_up_failures.load(Ordering::Relaxed),
-            owner_conflicts: shared.numbers.owner_conflicts.load(Ordering::Relaxed),
             refused_appends: shared.numbers.refused_appends.load(Ordering::Relaxed),
             lost: shared.numbers.lost,
             wal: shared.wal.stats(),
@@ -351,23 +370,21 @@ impl Store {
             // Commits run in tasks of their own. A later one sees the halt; wait for one that has
             // begun before.
             drop(shared.catalog.committing.lock().await);
-            // Ownership checks of the WAL also run in tasks of their own.
-            shared.owner.wait_for_check().await;
+            // Checks of the WAL's headers also run in tasks of their own.
+            drop(shared.checking.lock().await);
             // A failed log reports its failure when it is closed below.
             let _ = ends::task::close(&shared).await;
-            // A mark that no earlier copy of the WAL has.
+            // A mark that no earlier copy of the WAL has. The last delta states it, so that such a
+            // copy is refused; without it, the copy is still refused if the log was used since.
             let _ = shared.wal.set_mark(shared.catalog.version()).await;
-            let (wal, catalog) = (shared.wal.clone(), shared.catalog.durable.clone());
-            let close = move || {
-                let mark = wal.mark();
-                wal.close()?;
-                // Without this, such a copy is still refused if the log was used since.
-                if let Err(error) = catalog.commit(&[Change::WalMarked(mark)]) {
-                    tracing::warn!("an old copy of the WAL may not be recognized: {error}");
-                }
-                Ok(())
-            };
-            let closed = tokio::task::spawn_blocking(close).await;
+            let wal = shared.wal.clone();
+            let closed = tokio::task::spawn_blocking(move || wal.close()).await;
+            // Nothing can be appended any more, so it can state that the WAL has nothing else.
+            match tokio::time::timeout(LAST_DELTA, shared.publish_last()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!("{NOT_PUBLISHED}: {error}"),
+                Err(_) => tracing::warn!("{NOT_PUBLISHED} within {LAST_DELTA:?}"),
+            }
             // Last, because only the speed of a later start depends on it.
             shared.objects.close().await;
             closed.map_err(|error| StoreError::Failed(error.to_string()))?.map_err(StoreError::Wal)
@@ -386,7 +403,6 @@ pub(crate) mod tests {
     use object_store::memory::InMemory;
 
     use super::*;
-    use crate::MemoryCatalog;
 
     /// Returns an empty store in memory and the task that drives its disk.
     pub(crate) async fn small_store() -> (Store, Stepper) {
@@ -399,18 +415,18 @@ pub(crate) mod tests {
             max_record_bytes: 64 << 10,
             ..alluvium_wal::Options::default()
         };
-        let (objects, catalog) = (Arc::new(InMemory::new()), Arc::new(MemoryCatalog::default()));
-        let (fold, options) = (Arc::new(()), Options::for_wal(1 << 20));
-        let opened = Store::open(disk.device(), wal_options, objects, catalog, fold, options, None);
+        let (objects, fold) = (Arc::new(InMemory::new()), Arc::new(()));
+        let options = Options::for_wal(1 << 20);
+        let opened = Store::open(disk.device(), wal_options, objects, fold, options, None);
         (opened.await.unwrap().store, stepper)
     }
 
     /// The next opener of the device must not find this one still using it.
     #[tokio::test]
-    async fn closing_waits_for_an_ownership_check() {
+    async fn closing_waits_for_a_check_of_the_headers() {
         let (store, _disk) = small_store().await;
         let shared = store.shared.clone();
-        let checking = shared.owner.begin_check().await;
+        let checking = shared.checking.clone().lock_owned().await;
         let mut closing = pin!(store.close());
         let early = tokio::time::timeout(Duration::from_millis(20), &mut closing).await;
         assert!(early.is_err() && shared.wal.stopped().is_none(), "it waits");

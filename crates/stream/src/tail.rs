@@ -38,6 +38,11 @@ const _: () = assert!(size_of::<Cached>() as u64 <= BATCH_OVERHEAD_BYTES / 3);
 /// Spare entries that a deque may have in addition to as many as it holds.
 const SPARE_ENTRIES: usize = 16;
 
+/// Offsets that a stream may use after the end that the chain shows. The least number that has
+/// space for two batches of 2^31 offsets, and more than any number of clients uses between two
+/// uploads.
+pub(crate) const UNHINTED_OFFSETS: u64 = 1 << 33;
+
 /// A batch in the log cache.
 pub(crate) struct Cached {
     pub(crate) base: StreamOffset,
@@ -121,6 +126,11 @@ pub(crate) struct Tail {
     pub(crate) uploaded_end: StreamOffset,
     /// The end of the stream at recovery: everything before it is durable or lost.
     recovered_end: StreamOffset,
+    /// The end of the stream that the chain shows.
+    hint: StreamOffset,
+    /// The end that a delta states, and the number of that delta among those of this run. It takes
+    /// the place of `hint` once the delta is in the chain.
+    next_hint: (u64, StreamOffset),
     pub(crate) checkpoint: Option<Bytes>,
     /// The owner declared that checkpoints need not describe anything before this offset, just as
     /// for `start`.
@@ -198,6 +208,28 @@ impl Tail {
         assert!(next >= self.next, "the stream continues at {next}, before {}", self.next);
         self.next = next;
         self.recovered_end = next;
+        // The first delta of the opening has it.
+        self.next_hint = (0, next);
+    }
+
+    /// Notes the end that delta number `delta` of this run states; those up to `published` are in
+    /// the chain.
+    pub(crate) fn note_hint(&mut self, end: StreamOffset, delta: u64, published: u64) {
+        self.hint = self.published_hint(published);
+        self.next_hint = (delta, end);
+    }
+
+    fn published_hint(&self, published: u64) -> StreamOffset {
+        match self.next_hint {
+            (delta, end) if delta <= published => end,
+            _ => self.hint,
+        }
+    }
+
+    /// Returns the offset that no batch may pass before another delta is in the chain: if the WAL
+    /// is lost, the stream continues there.
+    pub(crate) fn append_limit(&self, published: u64) -> StreamOffset {
+        StreamOffset(self.published_hint(published).0.saturating_add(UNHINTED_OFFSETS))
     }
 
     /// Whether the stream's last offsets are lost: a gap without a batch behind it.
@@ -334,14 +366,23 @@ impl Tail {
         self.ranges.get(self.ranges.partition_point(|range| range.start <= start))
     }
 
-    /// Replaces `count` ranges (at least one) from `first` on by `new` and returns them. Moves at
-    /// most half of the other ranges, once.
-    pub(crate) fn replace(&mut self, first: StreamOffset, count: usize, new: Range) -> Vec<Range> {
+    /// Replaces `count` ranges (at least one) from `first` on by `new`, if there is one, and
+    /// returns them. Moves at most half of the other ranges, once.
+    pub(crate) fn replace(
+        &mut self,
+        first: StreamOffset,
+        count: usize,
+        new: Option<Range>,
+    ) -> Vec<Range> {
         let at = self.ranges.partition_point(|range| range.start < first);
-        self.range_bytes += new.payload_bytes;
         let mut gone = Vec::with_capacity(count);
-        gone.push(std::mem::replace(&mut self.ranges[at], new));
-        gone.extend(self.ranges.drain(at + 1..at + count));
+        let mut from = at;
+        if let Some(new) = new {
+            self.range_bytes += new.payload_bytes;
+            gone.push(std::mem::replace(&mut self.ranges[at], new));
+            from += 1;
+        }
+        gone.extend(self.ranges.drain(from..at + count));
         self.range_bytes -= gone.iter().map(|range| range.payload_bytes).sum::<u64>();
         gone
     }

@@ -1,5 +1,4 @@
-//! Cut and upload, always in the order: log cache, object, catalog, trim. Before the last two, the
-//! store checks that it owns the objects ([`claim`]).
+//! Cut and upload, always in the order: log cache, object, catalog, trim.
 //!
 //! A cut is a log offset. Everything below it is durable, in the objects or checkpoints, and
 //! committed before the WAL is trimmed to it, so a crash at any point neither loses nor duplicates
@@ -9,7 +8,7 @@
 //! |---|---|
 //! | the cut, or during the object | the WAL has everything; a partial object is an orphan |
 //! | the object, before the commit | the WAL has everything; the object is an orphan |
-//! | the commit, before the trim | the catalog marks the WAL's batches as uploaded: skipped |
+//! | the commit, before the trim | the catalog has the WAL's batches as uploaded: skipped |
 //!
 //! An upload writes one object, and one more for each stream with much data. One commit covers all
 //! of them, so a crash leaves any of them as orphans, or none. An upload writes at a [`Pace`] until
@@ -23,16 +22,14 @@ use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use crate::catalog::{CatalogError, ObjectInfo, ObjectRange};
-use crate::commit::UploadPart;
+use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::error::StoreError;
 use crate::fold::Fold;
 use crate::object::BLOCK_TARGET_BYTES;
 use crate::object_error::ObjectError;
-use crate::objects::object_size;
 use crate::output::{Attempt, Output};
-use crate::owner::claim::claim;
 use crate::pace::Pace;
+use crate::publish::{Publication, UploadPart};
 use crate::request_class::RequestClass;
 use crate::retry::backoff;
 use crate::shared::Shared;
@@ -131,59 +128,31 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     let folded = fold(shared, &parts).await?;
     let bytes = folded.iter().map(|folded| folded.written_bytes).sum();
     let mut pace = Pace::new(bytes, gathered, &shared.upload.wanted);
-    let (objects, ranges) = loop {
+    loop {
         let (objects, ranges) = write_all(shared, &parts, &folded, &mut pace).await?;
-        if objects.is_empty()
-            || wait_for_ownership(shared, 0).await?
-            || objects_exist(shared, &objects).await?
-        {
-            break (objects, ranges);
+        let ready = parts.iter().zip(&folded).zip(ranges);
+        let ready = ready.map(|((part, folded), range)| UploadPart {
+            stream: part.stream.clone(),
+            uploaded_end: part.to,
+            checkpoint: folded.checkpoint.clone(),
+            range,
+        });
+        let upload = Publication::Upload { cut, objects: objects.clone(), parts: ready.collect() };
+        match shared.publish(upload).await {
+            Err(StoreError::ObjectsMissing) => {}
+            published => break published?,
         }
         tracing::warn!("upload: written objects have disappeared; they are written again");
         let mut table = shared.object_table.lock();
         for object in &objects {
             table.uploading.remove(&object.name);
         }
-    };
+    }
     drop(pace);
-    let parts = parts.into_iter().zip(folded).zip(ranges);
-    let parts = parts.map(|((part, folded), range)| UploadPart {
-        stream: part.stream,
-        uploaded_end: part.to,
-        checkpoint: folded.checkpoint,
-        range,
-    });
-    let is_written = !objects.is_empty();
-    commit(shared, cut, &objects, parts.collect()).await?;
-    if is_written {
-        // A copy of this server that does not record the object must not become its owner any more.
-        wait_for_ownership(shared, shared.catalog.version()).await?;
-    }
     shared.wal.trim_and_mark(..cut, shared.catalog.version()).await?;
+    shared.follow_trim();
     *shared.upload.trimmed_to.lock() = taken;
-    // From here on an older copy of the WAL is recognized as such, not only after the next commit.
-    match shared.note_mark().await {
-        Err(StoreError::Catalog(CatalogError::Full(_))) => Ok(()),
-        noted => noted,
-    }
-}
-
-/// Commits the upload; retries while the catalog's disk is full.
-async fn commit(
-    shared: &Arc<Shared>,
-    cut: LogOffset,
-    objects: &[Arc<ObjectInfo>],
-    parts: Vec<UploadPart>,
-) -> Result<(), StoreError> {
-    let mut backoff = Backoff::new(shared);
-    loop {
-        match shared.commit_upload(cut, objects.to_vec(), parts.clone()).await {
-            Err(StoreError::Catalog(error @ CatalogError::Full(_))) => {
-                backoff.failed(&format!("cannot commit: {error}")).await?;
-            }
-            committed => return committed,
-        }
-    }
+    Ok(())
 }
 
 type AllWritten = (Vec<Arc<ObjectInfo>>, Vec<Option<ObjectRange>>);
@@ -207,37 +176,6 @@ async fn write_all(
         }
     }
     Ok((objects, ranges))
-}
-
-/// Whether the written objects exist, checked after the object store had errors. Objects written to
-/// a directory below an unmounted mount point disappear when the file system is mounted again.
-async fn objects_exist(shared: &Shared, objects: &[Arc<ObjectInfo>]) -> Result<bool, StoreError> {
-    let mut backoff = Backoff::new(shared);
-    for object in objects {
-        loop {
-            let store = shared.objects.store(RequestClass::Upload);
-            match object_size(store, &object.name.as_str().into()).await {
-                Ok(Some(bytes)) if bytes == object.size_bytes => break,
-                Ok(_) => return Ok(false),
-                Err(error) => backoff.failed(&describe("cannot check", &error)).await?,
-            }
-        }
-    }
-    Ok(true)
-}
-
-/// Waits until this store owns the objects; see [`claim`]. While another one does, the WAL
-/// must keep what was uploaded. Returns whether the first attempt succeeded.
-async fn wait_for_ownership(shared: &Arc<Shared>, version: u64) -> Result<bool, StoreError> {
-    let mut backoff = Backoff::new(shared);
-    loop {
-        let what = match claim(shared, version).await? {
-            Ok(true) => return Ok(backoff.failures == 0),
-            Ok(false) => "another server owns the objects".into(),
-            Err(error) => describe("cannot check who owns the objects", &error),
-        };
-        backoff.failed(&what).await?;
-    }
 }
 
 /// Returns what lies below the cut, by stream. An append holds the lock of its stream's tail from

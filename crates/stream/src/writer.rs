@@ -1,5 +1,5 @@
 //! A stream's writer: append, trim, close, delete. How a writer replaces an earlier one:
-//! `docs/format/catalog.md`, "Writers of a stream".
+//! `docs/format/stream-record.md`, "Writers of a stream".
 
 use std::future::Future;
 use std::ops::Deref;
@@ -11,7 +11,9 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 
 use crate::catalog::Change;
+use crate::ends::LargestCount;
 use crate::error::StoreError;
+use crate::publish::Publication;
 use crate::record;
 use crate::shared::Shared;
 use crate::store::Store;
@@ -147,6 +149,8 @@ impl StreamWriter {
             Err(refused)
         } else if base != tail.next {
             Err(AppendError::NotNext { expected: tail.next, got: base })
+        } else if base.0 + u64::from(count) > tail.append_limit(shared.published_deltas()).0 {
+            Err(shared.refuse_until_upload(seen))
         } else {
             shared.append_to_wal(&header, &payload, seen)
         };
@@ -243,6 +247,9 @@ impl Shared {
         seen: u64,
     ) -> Result<alluvium_wal::Append, AppendError> {
         use alluvium_wal::AppendError as Wal;
+        if !self.has_space_for((header.len() + payload.len()) as u64) {
+            return Err(self.refuse_until_upload(seen));
+        }
         let refused = match self.wal.append_shared(&[header], payload) {
             Ok(append) => return Ok(append),
             Err(Wal::OverCapacity { .. } | Wal::WindowFull { .. }) => {
@@ -282,7 +289,8 @@ impl Shared {
         if self.ends.begin_to_raise() {
             let shared = self.clone();
             self.objects.background().spawn_normal(async move {
-                if let Err(error) = shared.commit_largest_count(count).await {
+                let largest = Publication::LargestCount(LargestCount::at_least(count));
+                if let Err(error) = shared.publish(largest).await {
                     tracing::warn!("no batch of {count} records can be appended yet: {error}");
                     tokio::time::sleep(shared.options.retry_max).await;
                 }

@@ -8,9 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_device::sim::Random;
-use alluvium_stream::{
-    Batch, Catalog, Reason, Requests, Stream, StreamId, StreamOffset, StreamWriter,
-};
+use alluvium_stream::chain::ChainObject;
+use alluvium_stream::{Batch, Reason, Requests, Stream, StreamId, StreamOffset, StreamWriter};
 use common::*;
 use object_store::ObjectStoreExt;
 use parking_lot::Mutex;
@@ -146,6 +145,14 @@ async fn check(streams: &[(StreamWriter, Vec<Batch>)]) {
     }
 }
 
+/// Returns the objects in the catalog that streams have ranges in.
+async fn live(world: &World) -> Vec<ChainObject> {
+    let state = world.catalog().await;
+    let ranges = state.streams.values().flat_map(|stream| &stream.ranges);
+    let used: BTreeSet<_> = ranges.map(|range| range.object).collect();
+    state.objects.into_values().filter(|object| used.contains(&object.id)).collect()
+}
+
 /// Waits until nothing is left to do, and what was compacted is gone from the object store.
 async fn wait_until_idle(server: &Server, world: &World) {
     let begun = std::time::Instant::now();
@@ -275,16 +282,14 @@ async fn merged_objects_are_bounded() {
     let mut all = streams(&server, 1).await;
     uploads(&server, &mut all, 40, 8000).await;
     wait_until_idle(&server, &world).await;
-    let catalog = world.catalog.load().unwrap();
-    let sizes: Vec<_> = catalog.objects.values().map(|object| object.payload_bytes).collect();
+    let sizes: Vec<_> = live(&world).await.iter().map(|object| object.payload_bytes).collect();
     assert!(sizes.iter().all(|bytes| *bytes <= 64 << 10), "{sizes:?}");
     assert!(sizes.len() <= 40 * 8000 / (32 << 10) + 7, "{sizes:?}");
     // More than an eighth.
     uploads(&server, &mut all, 8, 9000).await;
     wait_until_idle(&server, &world).await;
-    let catalog = world.catalog.load().unwrap();
-    let as_uploaded = catalog.objects.values().filter(|object| object.payload_bytes == 9000);
-    assert_eq!(as_uploaded.count(), 8);
+    let live = live(&world).await;
+    assert_eq!(live.iter().filter(|object| object.payload_bytes == 9000).count(), 8);
     close(server, all).await;
 }
 
@@ -437,9 +442,10 @@ async fn blocks_damaged_in_transit_are_read_again_and_compacted() {
     }
 }
 
-/// Uploads wait for a claim that has begun, so it does not run on a thread of low priority.
+/// Uploads and topics wait for a publication that has begun, so it does not run on a thread of low
+/// priority.
 #[tokio::test]
-async fn objects_are_not_claimed_on_threads_of_low_priority() {
+async fn compactions_are_not_published_on_threads_of_low_priority() {
     let mut world = world();
     world.options.background_threads = 1;
     off(&mut world);
@@ -451,41 +457,67 @@ async fn objects_are_not_claimed_on_threads_of_low_priority() {
     eventually("it is compacted", || server.store.stats().compactions == 1).await;
     let makes_way = |on: &Mutex<BTreeSet<String>>| on.lock().contains("alluvium-cold");
     assert!(makes_way(&server.objects.read_on), "{:?}", server.objects.read_on);
-    assert!(!server.objects.owner_read_on.lock().is_empty());
-    assert!(!makes_way(&server.objects.owner_read_on));
+    assert!(!server.objects.catalog_on.lock().is_empty());
+    assert!(!makes_way(&server.objects.catalog_on));
     close(server, all).await;
 }
 
-/// The sources of a refused compaction stay as they are until the next start, its output is
-/// removed, and the other objects are compacted.
+/// Its sources stay until it is in the chain, and are read meanwhile. After a crash, it is there or
+/// is not.
 #[tokio::test]
-async fn a_refused_compaction_does_not_stop_the_others() {
-    let mut world = world();
-    off(&mut world);
-    let server = world.start().await;
-    let mut all = streams(&server, 2).await;
-    uploads(&server, &mut all, 16, 500).await;
-    on(&mut world);
-    let (server, known, reading) = restarted_to_wait(server, &world, all).await;
-    server.catalog.set(CatalogMode::RefusesACompaction);
-    drop(reading);
-    eventually("the others are compacted", || server.store.stats().compactions == 1).await;
-    wait_until_idle(&server, &world).await;
-    let stats = server.store.stats();
-    assert_eq!((stats.objects, stats.compactions, stats.compaction_failures), (8 + 1, 1, 1));
-    let mut all = opened(&server, known).await;
-    check(&all).await;
-    uploads(&server, &mut all, 8, 500).await;
-    eventually("and those behind them", || server.store.stats().compactions == 2).await;
-    wait_until_idle(&server, &world).await;
-    assert_eq!(server.store.stats().objects, 8 + 1 + 1);
-    let (server, all) = restarted(server, &world, all).await;
-    wait_until_idle(&server, &world).await;
-    assert_eq!((server.store.stats().objects, server.store.failure()), (3, None));
-    close(server, all).await;
+async fn a_compaction_waits_until_it_is_published() {
+    for mode in [CatalogMode::Fails, CatalogMode::LosesAnswers] {
+        for continues in [true, false] {
+            let (mut world, known) = eight_objects(3).await;
+            let server = world.start_with(hold_compaction(mode)).await;
+            let failed = || server.objects.catalog_failed.load(Ordering::SeqCst);
+            eventually("it is sent repeatedly", || failed() >= 3).await;
+            let stats = server.store.stats();
+            assert_eq!((stats.compactions, stats.objects, stats.retired_objects), (0, 8, 0));
+            assert_eq!(names(&world).await.len(), 8 + 1);
+            assert!(server.reports(Reason::CatalogBehind));
+            let all = opened(&server, known).await;
+            check(&all).await;
+            let known: Vec<_> = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
+            let server = if continues {
+                server.objects.set_catalog(CatalogMode::Works);
+                eventually("it is published", || server.store.stats().compactions == 1).await;
+                assert!(!server.reports(Reason::CatalogBehind));
+                server
+            } else {
+                server.crash(&mut world);
+                // What was written is too new for an orphan.
+                let compacts_again = mode == CatalogMode::Fails;
+                let server = world.start().await;
+                let stats = || server.store.stats();
+                eventually("the others are deleted", || {
+                    stats().objects == 1 && stats().retired_objects == 0
+                })
+                .await;
+                assert_eq!(stats().compactions, u64::from(compacts_again));
+                assert_eq!(names(&world).await.len(), 1 + usize::from(compacts_again));
+                server
+            };
+            eventually("they are deleted", || server.store.stats().retired_objects == 0).await;
+            assert_eq!((server.store.stats().objects, live(&world).await.len()), (1, 1));
+            let all = opened(&server, known).await;
+            close(server, all).await;
+        }
+    }
 }
 
-/// The process dies at any moment, the catalog before or after a commit.
+/// Sets what happens to the PUTs of the catalog after those of an opening: a fence and a delta.
+fn hold_compaction(mode: CatalogMode) -> impl Fn(&Objects) {
+    move |objects| {
+        let mut puts = 0;
+        objects.decide_catalog(move |_| {
+            puts += 1;
+            if puts > 2 { mode } else { CatalogMode::Works }
+        });
+    }
+}
+
+/// The process dies at any moment, before or after a delta.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_at_any_moment_loses_and_duplicates_nothing() {
     let mut compactions = 0;
@@ -515,6 +547,8 @@ async fn a_crash_at_any_moment_loses_and_duplicates_nothing() {
             if random.below(2) == 0 {
                 check(&all).await;
             }
+            let modes = [CatalogMode::Works, CatalogMode::Fails, CatalogMode::LosesAnswers];
+            server.objects.set_catalog(modes[random.below(3) as usize]);
             tokio::time::sleep(Duration::from_micros(random.below(2000))).await;
             held = all.into_iter().map(|(stream, held)| (stream.id(), held)).collect();
             compactions += server.store.stats().compactions;
@@ -578,6 +612,10 @@ async fn pieces_that_are_not_neighbours_share_objects_too() {
     close(server, all).await;
 }
 
+async fn written(world: &World) -> Vec<i64> {
+    live(world).await.iter().map(|object| object.created_at_ms).collect()
+}
+
 /// The age of records is that of their object, and compaction keeps it.
 #[tokio::test]
 async fn a_merged_object_has_the_newest_time_of_its_sources() {
@@ -586,16 +624,12 @@ async fn a_merged_object_has_the_newest_time_of_its_sources() {
     let server = world.start().await;
     let mut all = streams(&server, 2).await;
     uploads(&server, &mut all, 8, 500).await;
-    let written = |world: &World| -> Vec<i64> {
-        let objects = world.catalog.load().unwrap().objects;
-        objects.values().map(|object| object.created_at_ms).collect()
-    };
-    let newest = written(&world).into_iter().max().unwrap();
+    let newest = written(&world).await.into_iter().max().unwrap();
     tokio::time::sleep(Duration::from_millis(5)).await;
     on(&mut world);
     let (server, all) = restarted(server, &world, all).await;
     wait_until_idle(&server, &world).await;
-    assert_eq!(written(&world), [newest]);
+    assert_eq!(written(&world).await, [newest]);
     drop(all);
     server.close().await;
 }

@@ -2,14 +2,14 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_device::sim::{Random, SimDisk, SimOptions};
-use alluvium_stream::catalog::Snapshot;
 use alluvium_stream::{
-    AppendError, Batch, Catalog, Gap, GapCause, KIND_LOG, KIND_STATE, StoreError, StreamEpoch,
+    AppendError, Batch, Change, Gap, GapCause, KIND_LOG, KIND_STATE, Lost, StoreError, StreamEpoch,
     StreamId, StreamOffset,
 };
 use common::*;
@@ -88,18 +88,14 @@ async fn a_crash_while_the_object_cannot_be_written_loses_nothing() {
         let server = world.start().await;
         let all = fill(&server).await;
         server.objects.down.store(true, Ordering::SeqCst);
-        let flush = tokio::spawn({
-            let store = server.store.clone();
-            async move { store.flush().await }
-        });
+        let flush = server.begin_flush();
         let failures = || server.store.stats().upload_failing.map_or(0, |failing| failing.failures);
         eventually("three attempts", || failures() >= 3).await;
         let failing = server.store.stats().upload_failing.expect("it keeps failing");
         assert!(failing.error.contains("injected 503"), "{failing:?}");
         check(&server, &all).await;
         assert_eq!(server.objects.reads.load(Ordering::SeqCst), 0);
-        flush.abort();
-        let _ = flush.await;
+        abandon(flush).await;
         end(server, &mut world);
         check_after_restarts(&mut world, &all, 0).await;
     }
@@ -133,15 +129,15 @@ async fn the_age_of_the_log_counts_from_the_cut_that_it_is_trimmed_to() {
 }
 
 #[tokio::test]
-async fn a_crash_between_the_object_and_the_commit_loses_nothing() {
+async fn a_crash_between_the_object_and_the_delta_loses_nothing() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
         let server = world.start().await;
         let all = fill(&server).await;
-        server.catalog.set(CatalogMode::FailsUploads);
-        server.store.flush().await.unwrap_err();
-        assert_eq!(count_objects(&world).await, 1, "written, not committed");
+        let flush = server.fail_an_upload(CatalogMode::Fails).await;
+        assert_eq!(count_objects(&world).await, 1, "written, not published");
         check(&server, &all).await;
+        abandon(flush).await;
         end(server, &mut world);
         check_after_restarts(&mut world, &all, 0).await;
         assert_eq!(count_objects(&world).await, 2, "the orphan is too new to be deleted");
@@ -149,18 +145,87 @@ async fn a_crash_between_the_object_and_the_commit_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_crash_between_the_commit_and_the_trim_loses_nothing() {
+async fn a_crash_between_the_delta_and_the_trim_loses_nothing() {
     for end in ENDS {
         let mut world = World::new(WAL_BYTES, 1);
         let server = world.start().await;
         let all = fill(&server).await;
-        server.catalog.set(CatalogMode::LosesAnswersOfUploads);
-        server.store.flush().await.unwrap_err();
+        let flush = server.fail_an_upload(CatalogMode::LosesAnswers).await;
         check(&server, &all).await;
+        abandon(flush).await;
         end(server, &mut world);
         check_after_restarts(&mut world, &all, 30).await;
         assert_eq!(count_objects(&world).await, 1);
     }
+}
+
+/// The process dies at each PUT of the catalog, before or after its effect: those of uploads, and
+/// of a deletion.
+#[tokio::test]
+async fn a_crash_at_any_publication_loses_nothing() {
+    let mut deaths = 0;
+    for dies in [CatalogMode::Dies, CatalogMode::DiesAfter] {
+        for at in 0..4 {
+            let mut world = World::new(WAL_BYTES, 1);
+            let server = world.start().await;
+            let all = fill(&server).await;
+            server.crash(&mut world);
+
+            let server = world.start().await;
+            let mut left = at;
+            server.objects.decide_catalog(move |_| {
+                left -= 1;
+                if left < 0 { dies } else { CatalogMode::Works }
+            });
+            let is_dead = || server.objects.catalog_failed.load(Ordering::SeqCst) > 0;
+            let deleted = server.create_log().await;
+            let id = deleted.id();
+            append(&server.store, &deleted, &batch(id, 0, 1, 1000)).await.await.unwrap();
+            for step in 0..3 {
+                let work = tokio::spawn({
+                    let store = server.store.clone();
+                    async move {
+                        if step == 1 {
+                            store.commit(vec![delete(id)]).await.unwrap();
+                        }
+                        store.flush().await
+                    }
+                });
+                eventually("it ends", || work.is_finished() || is_dead()).await;
+                abandon(work).await;
+                if is_dead() {
+                    break;
+                }
+                if step == 1 {
+                    let left = || server.store.stats().retired_objects;
+                    eventually("it is forgotten", || left() == 0 || is_dead()).await;
+                }
+            }
+            deaths += u32::from(is_dead());
+            let is_deleted = server.store.stream(id).is_none();
+            drop(deleted);
+            server.crash(&mut world);
+            let server = world.start().await;
+            assert_eq!((&server.recovery.gaps, server.recovery.lost_lists), (&vec![], 0));
+            assert_eq!(server.store.stream(id).is_none(), is_deleted, "{dies:?} at {at}");
+            check(&server, &all).await;
+            server.store.flush().await.unwrap();
+            check(&server, &all).await;
+            server.close().await;
+            let server = world.start().await;
+            check(&server, &all).await;
+            let state = world.catalog().await;
+            for (id, batches) in &all[..2] {
+                // Each offset is in one range.
+                let ranges = &state.streams[id].ranges;
+                assert!(ranges.windows(2).all(|two| two[0].end == two[1].start));
+                let end = batches.last().unwrap().end();
+                assert_eq!((ranges[0].start.0, ranges.last().unwrap().end), (0, end));
+            }
+            server.close().await;
+        }
+    }
+    assert!(deaths >= 4, "{deaths}");
 }
 
 #[tokio::test]
@@ -237,18 +302,16 @@ async fn an_old_catalog_is_refused_once_the_log_was_trimmed_past_it() {
     let mut world = World::new(WAL_BYTES, 1);
     let server = world.start().await;
     let all = fill(&server).await;
-    let before_upload = world.catalog.load().unwrap();
+    let before_upload = world.catalog_objects().await;
     server.store.flush().await.unwrap();
-    let after_upload = world.catalog.load().unwrap();
+    let after_upload = world.catalog_objects().await;
     let stream = server.open(all[0].0).await;
     append(&server.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
     drop(stream);
     server.crash(&mut world);
 
-    for (copy, is_old) in
-        [(Snapshot::default(), true), (before_upload, true), (after_upload, false)]
-    {
-        let newest = std::mem::replace(&mut world.catalog, Arc::new(copy.into()));
+    for (copy, is_old) in [(before_upload, true), (after_upload, false)] {
+        let newest = world.replace_catalog(&copy).await;
         let image = world.disk.image();
         match world.try_start(Arc::new(Hash)).await {
             Ok(server) => {
@@ -259,11 +322,16 @@ async fn an_old_catalog_is_refused_once_the_log_was_trimmed_past_it() {
             Err(StoreError::OldCatalog { version, mark, uploaded, trimmed }) => {
                 assert!(is_old && version < mark && uploaded < trimmed, "{version} {mark}");
                 assert!(world.disk.image() == image, "a refusal changes nothing");
+                assert_eq!(world.catalog_objects().await, copy);
             }
             Err(other) => panic!("{other}"),
         }
-        world.catalog = newest;
+        world.objects = newest;
     }
+    world.replace_catalog(&Vec::new()).await;
+    let refused = world.try_start(Arc::new(Hash)).await.err();
+    assert!(matches!(refused, Some(StoreError::NoCatalog { .. })), "{refused:?}");
+    assert_eq!(world.catalog_objects().await, []);
 }
 
 #[tokio::test]
@@ -284,8 +352,8 @@ async fn an_empty_upload_does_not_make_the_catalog_old() {
     server.close().await;
 }
 
-/// The copy is so old that the catalog has not recorded a later mark, or the log's end is damaged.
-/// Streams skip offsets for this only once.
+/// The log's end is damaged, or the device holds a copy that has the last mark that the catalog
+/// knows. Streams skip offsets for this only once.
 #[tokio::test]
 async fn a_log_that_ends_too_early_is_reported() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -295,9 +363,8 @@ async fn a_log_that_ends_too_early_is_reported() {
     let stream = server.open(all[0].0).await;
     append(&server.store, &stream, &batch(all[0].0, 10, 1, 1000)).await.await.unwrap();
     drop(stream);
-    server.catalog.set(CatalogMode::LosesAnswersOfUploads);
-    server.store.flush().await.unwrap_err();
-    let uploaded = world.catalog.load().unwrap().uploaded_log;
+    abandon(server.fail_an_upload(CatalogMode::LosesAnswers).await).await;
+    let uploaded = world.catalog().await.header.cut;
     server.crash(&mut world);
     world.disk = SimDisk::from_image(&old, SimOptions::default());
     let mut first: Option<(Vec<Gap>, Vec<StreamOffset>)> = None;
@@ -332,7 +399,7 @@ async fn a_log_that_ends_too_early_is_reported() {
         server.crash(&mut world);
     }
     // When the log is trimmed, the catalog from before the upload is an old one.
-    let before = world.catalog.load().unwrap();
+    let before = world.catalog_objects().await;
     let server = world.try_start(Arc::new(())).await.unwrap();
     let stream = server.open(all[0].0).await;
     let next = stream.next_offset().0;
@@ -341,12 +408,12 @@ async fn a_log_that_ends_too_early_is_reported() {
     server.store.flush().await.unwrap();
     let appended = server.store.stats().wal.appended;
     assert!(appended < uploaded);
-    assert_eq!(world.catalog.load().unwrap().uploaded_log, appended);
+    assert_eq!(world.catalog().await.header.cut, appended);
     server.crash(&mut world);
-    let newest = std::mem::replace(&mut world.catalog, Arc::new(before.into()));
+    let newest = world.replace_catalog(&before).await;
     let refused = world.try_start(Arc::new(Hash)).await.err();
     assert!(matches!(refused, Some(StoreError::OldCatalog { .. })), "{refused:?}");
-    world.catalog = newest;
+    world.objects = newest;
     let recovery = world.start().await.recovery;
     assert_eq!((recovery.wal.start, recovery.missing_end), (appended, None));
 }
@@ -386,8 +453,51 @@ struct Model {
     acknowledged: Vec<Batch>,
 }
 
-/// Random appends, fetches, trims, uploads, failures, deletions, crashes and power cuts, compared
-/// with lists in memory.
+/// The owner's metadata, and a change of it whose outcome is unknown.
+#[derive(Default)]
+struct Meta {
+    values: BTreeMap<String, Vec<u8>>,
+    unknown: Option<u8>,
+}
+
+const UNKNOWN: &str = "unknown";
+
+impl Meta {
+    /// Sets a value, and waits until that is durable.
+    async fn change(&mut self, server: &Server, value: u8) {
+        let (key, value) = ("changed".to_owned(), vec![value]);
+        self.values.insert(key.clone(), value.clone());
+        server.store.commit(vec![Change::PutMeta { key, value }]).await.unwrap();
+    }
+
+    /// Begins to set a value; the run may end at any moment of that.
+    async fn begin_to_change(&mut self, server: &Server, value: u8, yields: u64) {
+        self.unknown = Some(value);
+        let (key, value, store) = (UNKNOWN.into(), vec![value], server.store.clone());
+        let commit = async move { store.commit(vec![Change::PutMeta { key, value }]).await };
+        let commit = tokio::spawn(commit);
+        for _ in 0..yields {
+            tokio::task::yield_now().await;
+        }
+        abandon(commit).await;
+    }
+
+    fn check(&mut self, server: &Server) {
+        let found: BTreeMap<_, _> = server.store.meta("").into_iter().collect();
+        if let Some(value) = self.unknown.take() {
+            match found.get(UNKNOWN) {
+                Some(found) if *found == [value] => {
+                    self.values.insert(UNKNOWN.into(), vec![value]);
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(found, self.values);
+    }
+}
+
+/// Random appends, fetches, trims, uploads, changes of the catalog, failures, deletions, crashes
+/// and power cuts, compared with lists in memory.
 async fn run_model(seed: u64) {
     let mut random = Random::new(seed);
     let mut world = World::new(512 << 10, seed);
@@ -396,46 +506,64 @@ async fn run_model(seed: u64) {
     if random.chance(0.5) {
         world.options.upload_interval = Duration::from_millis(3);
     }
+    if random.chance(0.5) {
+        world.options.catalog_interval = Duration::from_millis(2);
+    }
     let mut models: Vec<Model> = Vec::new();
+    let mut meta = Meta::default();
     let mut server = world.start().await;
-    for _ in 0..30 {
+    for round in 0..30 {
         match random.below(20) {
             0 if models.len() < 5 => {
                 let kind = u8::from(random.chance(0.3));
-                let stream = server.create(kind).await;
-                models.push(Model {
-                    id: stream.id(),
-                    kind,
-                    start: 0,
-                    epoch: 0,
-                    acknowledged: Vec::new(),
-                });
+                // With the change of metadata that a topic has.
+                let id = server.store.new_stream_ids(1).await.unwrap()[0];
+                let (key, value) = (id.to_string(), vec![round]);
+                meta.values.insert(key.clone(), value.clone());
+                let put = Change::PutMeta { key, value };
+                let is_down = random.chance(0.3);
+                server.objects.down.store(is_down, Ordering::SeqCst);
+                server.store.commit(vec![creation(id, kind), put]).await.unwrap();
+                server.objects.down.store(false, Ordering::SeqCst);
+                models.push(Model { id, kind, start: 0, epoch: 0, acknowledged: Vec::new() });
             }
             1 if models.len() > 3 => {
                 let model = models.swap_remove(random.index(models.len()));
-                server.open(model.id).await.delete().await.unwrap();
+                let forget = Change::DeleteMeta(model.id.to_string());
+                meta.values.remove(&model.id.to_string());
+                let (id, epoch) = (model.id, StreamEpoch(model.epoch));
+                let delete = Change::DeleteStream { id, epoch };
+                server.store.commit(vec![forget, delete]).await.unwrap();
             }
             2 => server.store.flush().await.unwrap(),
             3 => server.objects.fail_writes.store(random.below(4), Ordering::SeqCst),
             4 => {
-                let modes = [CatalogMode::FailsUploads, CatalogMode::LosesAnswersOfUploads];
-                server.catalog.set(modes[random.index(2)]);
-                // Not if there was nothing to upload.
-                let has_stopped = server.store.flush().await.is_err();
-                server.catalog.set(CatalogMode::Works);
-                if has_stopped {
+                let modes = [CatalogMode::Fails, CatalogMode::LosesAnswers];
+                let flush = server.fail_an_upload(modes[random.index(2)]).await;
+                // Changes go on meanwhile.
+                meta.change(&server, round).await;
+                if random.chance(0.3) {
+                    server.objects.set_catalog(CatalogMode::Works);
+                    let done = tokio::time::timeout(HANG, flush).await.expect("it hangs");
+                    done.unwrap().unwrap();
+                } else {
+                    abandon(flush).await;
                     ENDS[random.index(2)](server, &mut world);
-                    server = go_on(&world, &mut models, &mut random).await;
+                    server = go_on(&world, &mut models, &mut meta, &mut random).await;
                 }
             }
             5 | 6 => {
+                if random.chance(0.5) {
+                    meta.begin_to_change(&server, round, random.below(4)).await;
+                }
                 match random.below(3) {
                     0 => server.crash(&mut world),
                     1 => server.power_cut(&mut world),
                     _ => server.close().await,
                 }
-                server = go_on(&world, &mut models, &mut random).await;
+                server = go_on(&world, &mut models, &mut meta, &mut random).await;
             }
+            12 => meta.change(&server, round).await,
             7 | 8 if !models.is_empty() => {
                 let at = random.index(models.len());
                 let model = &mut models[at];
@@ -482,14 +610,36 @@ async fn run_model(seed: u64) {
     }
     server.store.flush().await.unwrap();
     server.power_cut(&mut world);
-    let server = go_on(&world, &mut models, &mut random).await;
+    let server = go_on(&world, &mut models, &mut meta, &mut random).await;
     server.close().await;
+    // Everything is in the object store, too.
+    let state = world.catalog().await;
+    let values = state.meta.into_iter().map(|(key, value)| (key, value.to_vec()));
+    assert_eq!(values.collect::<BTreeMap<_, _>>(), meta.values);
+    assert_eq!(state.streams.len(), models.len());
+    for Model { id, epoch, start, kind, .. } in models {
+        let stream = &state.streams[&id];
+        assert_eq!((stream.kind, stream.epoch), (kind, StreamEpoch(epoch)));
+        assert!(kind == KIND_STATE || stream.start.0 == start);
+    }
 }
 
 /// Starts the next run, which must find everything.
-async fn go_on(world: &World, models: &mut [Model], random: &mut Random) -> Server {
+async fn go_on(
+    world: &World,
+    models: &mut [Model],
+    meta: &mut Meta,
+    random: &mut Random,
+) -> Server {
     let server = world.start().await;
     assert_eq!((&server.recovery.gaps, &server.recovery.missing_end), (&vec![], &None));
+    assert_eq!(server.store.stats().lost, Lost::default());
+    let mut ids = server.store.stream_ids();
+    ids.sort_unstable();
+    let mut expected: Vec<_> = models.iter().map(|model| model.id).collect();
+    expected.sort_unstable();
+    assert_eq!(ids, expected);
+    meta.check(&server);
     for model in models {
         model.check(&server, random).await;
     }

@@ -121,7 +121,8 @@ async fn blocks_on_disk_are_read_while_the_object_store_is_down() {
     wait_until_written(&server).await;
     server.close().await;
 
-    let server = world.start_with(|objects| objects.down.store(true, Ordering::SeqCst)).await;
+    let server = world.start().await;
+    server.objects.down.store(true, Ordering::SeqCst);
     let server = opened(server).await;
     assert!(read(&server, id).await == batches);
     server.close().await;

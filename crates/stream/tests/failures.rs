@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 
 use alluvium_device::sim::Faults;
 use alluvium_stream::{
-    AppendError, Batch, Catalog, CatalogError, Fold, Reason, StoreError, StreamId, StreamOffset,
+    AppendError, Batch, Change, Fold, Reason, StoreError, StreamId, StreamOffset,
 };
 use common::*;
+use futures::FutureExt;
 use tokio::sync::Notify;
 
 const WAL_BYTES: u64 = 1 << 20;
@@ -54,121 +55,204 @@ async fn assert_unchangeable(
     id: StreamId,
     why: &str,
 ) {
-    let before = world.catalog.load().unwrap();
+    let before = (world.catalog_objects().await, store.stats().wal.appended);
     let refused = store.commit(vec![delete(id)]).await.unwrap_err();
     assert!(refused.to_string().contains(why), "{refused}");
     let refused = store.new_stream_ids(1).await.unwrap_err();
     assert!(refused.to_string().contains(why), "{refused}");
-    assert_eq!(world.catalog.load().unwrap(), before);
+    assert_eq!((world.catalog_objects().await, store.stats().wal.appended), before);
+}
+
+fn put(key: &str) -> Change {
+    Change::PutMeta { key: key.into(), value: vec![1] }
 }
 
 #[tokio::test]
 async fn nothing_is_committed_after_close_even_if_the_log_failed_before() {
-    let world = World::new(WAL_BYTES, 1);
+    let mut world = World::new(WAL_BYTES, 1);
     let server = world.start().await;
     let id = server.create_log().await.id();
     fail_the_log(&world, &server, id).await;
-    let other = server.create_log().await.id(); // topics can still be changed
+    for refused in [
+        server.store.commit(vec![put("a")]).await,
+        server.store.open_stream(id, alluvium_stream::StreamEpoch(1)).await.map(drop),
+    ] {
+        assert!(matches!(refused, Err(StoreError::Wal(_))), "{refused:?}");
+    }
     let kept = server.store.clone();
     server.store.close().await.expect_err("the log cannot be closed cleanly");
-    assert_unchangeable(&kept, &world, other, "closed").await;
-}
-
-#[tokio::test]
-async fn a_commit_of_unknown_outcome_stops_the_store_even_if_the_log_failed_before() {
-    let world = World::new(WAL_BYTES, 1);
+    assert_unchangeable(&kept, &world, id, "closed").await;
+    drop((kept, server.stepper));
+    // What was committed before is in the object store.
+    assert!(world.catalog().await.streams.contains_key(&id));
+    world.disk = world.disk.process_crash();
+    world.disk.set_faults(Faults::default());
     let server = world.start().await;
-    let ids = [server.create_log().await.id(), server.create_log().await.id()];
-    fail_the_log(&world, &server, ids[0]).await;
-    server.catalog.set(CatalogMode::LosesAnswers);
-    server.store.commit(vec![delete(ids[1])]).await.unwrap_err();
-    server.catalog.set(CatalogMode::Works);
-    assert_unchangeable(&server.store, &world, ids[0], "injected").await;
+    assert!(server.store.stream(id).is_some() && server.store.meta_value("a").is_none());
+    server.close().await;
 }
 
+/// The record of a change is in flight when the log fails, so its outcome is unknown.
 #[tokio::test]
 async fn a_change_of_unknown_outcome_stops_the_store_until_it_is_opened_again() {
-    let mut world = World::new(WAL_BYTES, 1);
-    let server = world.start().await;
-    let ids = [server.create_log().await.id(), create_with_a_batch(&server).await];
-    server.catalog.set(CatalogMode::LosesAnswers);
-    let error = server.store.commit(vec![delete(ids[0])]).await.unwrap_err();
-    assert!(matches!(error, StoreError::Catalog(_)), "{error}");
-    server.catalog.set(CatalogMode::Works);
-    assert_stopped(&server, &world, ids[1], "injected").await;
-    server.crash(&mut world);
-    let server = world.start().await;
-    assert!(server.store.stream(ids[0]).is_none(), "it took effect");
-    assert!(server.store.stream(ids[1]).is_some());
-    server.close().await;
-}
-
-#[tokio::test]
-async fn ids_that_may_have_been_handed_out_are_not_handed_out_again() {
-    let mut world = World::new(WAL_BYTES, 1);
-    let server = world.start().await;
-    let id = create_with_a_batch(&server).await;
-    server.catalog.set(CatalogMode::LosesAnswers);
-    server.store.new_stream_ids(5).await.unwrap_err();
-    server.catalog.set(CatalogMode::Works);
-    assert_stopped(&server, &world, id, "injected").await;
-    server.crash(&mut world);
-    let server = world.start().await;
-    assert_eq!(server.store.new_stream_ids(1).await.unwrap(), [StreamId(id.0 + 6)]);
-    server.close().await;
-}
-
-/// Appends something and makes its upload fail at `mode`.
-async fn fail_an_upload(server: &Server, mode: CatalogMode) -> StreamId {
-    let id = create_with_a_batch(server).await;
-    server.catalog.set(mode);
-    tokio::time::timeout(HANG, server.store.flush()).await.expect("it hangs").unwrap_err();
-    server.catalog.set(CatalogMode::Works);
-    id
-}
-
-#[tokio::test]
-async fn an_upload_that_cannot_be_committed_stops_the_store() {
-    let mut world = World::new(WAL_BYTES, 1);
-    for mode in [CatalogMode::FailsUploads, CatalogMode::LosesAnswersOfUploads] {
+    for is_durable in [false, true] {
+        let mut world = World::new(WAL_BYTES, 1);
         let server = world.start().await;
-        let id = fail_an_upload(&server, mode).await;
-        assert_stopped(&server, &world, id, "injected").await;
-        assert_eq!(server.catalog.failed.load(Ordering::SeqCst), 1, "tried once");
+        let ids = [server.create_log().await.id(), create_with_a_batch(&server).await];
+        server.stepper.hold(true);
+        let mut commit = Box::pin(server.store.commit(vec![delete(ids[0]), put("a")]));
+        assert!((&mut commit).now_or_never().is_none());
+        eventually("it is in flight", || !world.disk.queued().is_empty()).await;
+        assert!(server.store.stream(ids[0]).is_some(), "it is not applied yet");
+        if is_durable {
+            // The process is killed when the disk has the record, and before the answer.
+            let disk = world.disk.clone();
+            disk.run_until_idle();
+            drop(commit);
+        } else {
+            world.disk.set_faults(Faults { write_error: 1.0, ..Default::default() });
+            server.stepper.hold(false);
+            let error = tokio::time::timeout(HANG, commit).await.expect("it hangs").unwrap_err();
+            assert!(matches!(error, StoreError::Wal(_)), "{error:?}");
+            assert_stopped(&server, &world, ids[1], "simulated disk").await;
+        }
         server.crash(&mut world);
+        world.disk.set_faults(Faults::default());
         let server = world.start().await;
-        let stream = server.open(id).await;
-        assert_eq!(read_from(&stream, 0, 1000).await, [batch(id, 0, 1, 100)]);
-        server.store.flush().await.unwrap();
-        drop(stream);
+        assert_eq!(server.store.stream(ids[0]).is_none(), is_durable, "all of it, or nothing");
+        assert_eq!(server.store.meta_value("a").is_some(), is_durable);
+        assert!(server.store.stream(ids[1]).is_some());
         server.close().await;
     }
 }
 
+/// Their reservation is sent, and its outcome is unknown.
 #[tokio::test]
-async fn a_panic_in_the_catalog_stops_the_store() {
+async fn ids_that_are_not_reserved_wait_for_the_object_store() {
+    for mode in [CatalogMode::Fails, CatalogMode::LosesAnswers] {
+        let mut world = World::new(WAL_BYTES, 1);
+        let server = world.start().await;
+        let id = create_with_a_batch(&server).await;
+        let reserved = world.catalog().await.reserved.0;
+        server.objects.set_catalog(mode);
+        let rest = u32::try_from(reserved - id.0 - 1).unwrap();
+        let last = server.store.new_stream_ids(rest).await.unwrap().pop().unwrap();
+        assert_eq!(last.0 + 1, reserved, "those that are reserved need no object store");
+        let asked = tokio::spawn({
+            let store = server.store.clone();
+            async move { store.new_stream_ids(5).await }
+        });
+        let failed = || server.objects.catalog_failed.load(Ordering::SeqCst);
+        eventually("it tries again", || failed() >= 3).await;
+        assert!(!asked.is_finished() && server.reports(Reason::CatalogBehind));
+        server.objects.set_catalog(CatalogMode::Works);
+        let ids = tokio::time::timeout(HANG, asked).await.expect("it hangs").unwrap().unwrap();
+        assert_eq!(ids[0], StreamId(reserved));
+        assert!(!server.reports(Reason::CatalogBehind));
+        assert!(world.catalog().await.reserved.0 > reserved + 5);
+        server.store.commit(vec![creation(ids[4], 0)]).await.unwrap();
+        server.crash(&mut world);
+        let server = world.start().await;
+        assert_eq!(server.store.new_stream_ids(1).await.unwrap(), [StreamId(reserved + 5)]);
+        server.close().await;
+    }
+}
+
+/// An upload ends when its delta is in the chain, and until then the log keeps what it has written.
+#[tokio::test]
+async fn an_upload_waits_until_it_is_published() {
+    for mode in [CatalogMode::Fails, CatalogMode::LosesAnswers] {
+        for continues in [true, false] {
+            let mut world = World::new(WAL_BYTES, 1);
+            let server = world.start().await;
+            let id = create_with_a_batch(&server).await;
+            let before = server.store.stats().wal.trimmed;
+            let flush = server.fail_an_upload(mode).await;
+            let failing = || server.store.stats().upload_failing.map_or(0, |it| it.failures);
+            eventually("it tries again", || failing() >= 3).await;
+            let error = server.store.stats().upload_failing.unwrap().error;
+            assert!(error.contains("injected 503"), "{error}");
+            assert!(server.reports(Reason::CatalogBehind) && server.store.failure().is_none());
+            // What is appended and changed meanwhile does not wait.
+            let stream = server.open(id).await;
+            append(&server.store, &stream, &batch(id, 1, 1, 100)).await.await.unwrap();
+            server.store.commit(vec![put("a")]).await.unwrap();
+            let other = create_with_a_batch(&server).await;
+            let stats = server.store.stats();
+            assert_eq!((stats.uploads, stats.objects, stats.wal.trimmed), (0, 0, before));
+            let both = [batch(id, 0, 1, 100), batch(id, 1, 1, 100)];
+            assert_eq!(read_from(&stream, 0, 1000).await, both);
+            assert_eq!(names(&world).await.len(), 1);
+            drop(stream);
+            let server = if continues {
+                server.objects.set_catalog(CatalogMode::Works);
+                tokio::time::timeout(HANG, flush).await.expect("it hangs").unwrap().unwrap();
+                assert!(!server.reports(Reason::CatalogBehind));
+                assert_eq!(server.store.stats().upload_failing, None);
+                server
+            } else {
+                abandon(flush).await;
+                server.crash(&mut world);
+                let server = world.start().await;
+                let uploaded = u64::from(mode == CatalogMode::LosesAnswers);
+                assert_eq!(server.recovery.skipped_uploaded, uploaded);
+                assert_eq!(server.recovery.batches, 3 - uploaded);
+                server
+            };
+            server.store.flush().await.unwrap();
+            let (stream, state) = (server.open(id).await, world.catalog().await);
+            assert_eq!(read_from(&stream, 0, 1000).await, both);
+            let ranges = &state.streams[&id].ranges;
+            let ends: Vec<_> = ranges.iter().map(|range| (range.start.0, range.end.0)).collect();
+            match continues || mode == CatalogMode::LosesAnswers {
+                true => assert_eq!(ends, [(0, 1), (1, 2)]),
+                false => assert_eq!(ends, [(0, 2)], "it was uploaded again"),
+            }
+            assert!(state.streams.contains_key(&other) && state.meta.contains_key("a"));
+            assert_eq!(state.objects.len(), server.store.stats().objects);
+            drop(stream);
+            server.close().await;
+        }
+    }
+}
+
+/// Begins an upload, which fails.
+async fn fail_a_flush(server: &Server) {
+    let flush = server.store.flush();
+    tokio::time::timeout(HANG, flush).await.expect("it hangs").unwrap_err();
+}
+
+#[tokio::test]
+async fn a_panic_in_a_publication_stops_the_store() {
     let mut world = World::new(WAL_BYTES, 1);
     let server = world.start().await;
-    let id = fail_an_upload(&server, CatalogMode::Panics).await;
-    assert_stopped(&server, &world, id, "a bug in the catalog").await;
+    let id = create_with_a_batch(&server).await;
+    server.objects.set_catalog(CatalogMode::Panics);
+    fail_a_flush(&server).await;
+    server.objects.set_catalog(CatalogMode::Works);
+    assert_stopped(&server, &world, id, "a bug in the object store").await;
     server.crash(&mut world);
 
     let server = world.start().await;
-    server.catalog.set(CatalogMode::Panics);
-    let change = delete(id);
+    let more_than_reserved = world.catalog().await.reserved.0 as u32;
+    server.objects.set_catalog(CatalogMode::Panics);
+    server.objects.catalog_on.lock().clear();
     let caller = tokio::spawn({
         let store = server.store.clone();
-        async move { store.commit(vec![change]).await }
+        async move { store.new_stream_ids(more_than_reserved).await }
     });
+    eventually("it has begun", || !server.objects.catalog_on.lock().is_empty()).await;
     caller.abort(); // the caller may be gone
     let _ = caller.await;
-    let refused = server.store.new_stream_ids(1).await.unwrap_err();
-    server.catalog.set(CatalogMode::Works);
-    assert!(refused.to_string().contains("a bug in the catalog"), "{refused}");
-    assert_stopped(&server, &world, id, "a bug in the catalog").await;
+    let refused = tokio::time::timeout(HANG, server.store.failed()).await.expect("it goes on");
+    server.objects.set_catalog(CatalogMode::Works);
+    assert!(refused.to_string().contains("a bug in the object store"), "{refused}");
+    assert_stopped(&server, &world, id, "a bug in the object store").await;
     server.crash(&mut world);
     let server = world.start().await;
-    assert!(server.store.stream(id).is_some());
+    let stream = server.open(id).await;
+    assert_eq!(read_from(&stream, 0, 1000).await, [batch(id, 0, 1, 100)]);
+    drop(stream);
     server.close().await;
 }
 
@@ -192,13 +276,15 @@ impl Fold for BadFold {
 async fn a_panic_in_an_upload_stops_the_store() {
     let mut world = World::new(WAL_BYTES, 1);
     let server = world.try_start(Arc::new(BadFold)).await.unwrap();
-    let id = fail_an_upload(&server, CatalogMode::Works).await;
+    let id = create_with_a_batch(&server).await;
+    fail_a_flush(&server).await;
     assert_stopped(&server, &world, id, "a bug in the fold").await;
     server.crash(&mut world);
 
     let server = world.start().await;
     server.objects.writes_panic.store(true, Ordering::SeqCst);
-    let id = fail_an_upload(&server, CatalogMode::Works).await;
+    let id = create_with_a_batch(&server).await;
+    fail_a_flush(&server).await;
     assert_stopped(&server, &world, id, "a bug in the object store").await;
     server.crash(&mut world);
     let server = world.start().await;
@@ -225,28 +311,31 @@ async fn waiters_are_woken_when_the_last_store_is_dropped() {
 }
 
 /// The object store is down and the log has failed: an object that could be written would not be
-/// committed, so attempts end.
+/// committed, so attempts end. So does the publication of what was written before.
 #[tokio::test]
 async fn uploads_are_not_retried_after_the_log_has_failed() {
-    let world = World::new(WAL_BYTES, 1);
-    let server = world.start().await;
-    let id = create_with_a_batch(&server).await;
-    server.objects.down.store(true, Ordering::SeqCst);
-    let flush = tokio::spawn({
-        let store = server.store.clone();
-        async move { store.flush().await }
-    });
-    let failures = || server.store.stats().upload_failures;
-    eventually("it is retried repeatedly", || failures() > 3).await;
-    fail_the_log(&world, &server, id).await;
-    flush.await.unwrap().unwrap_err();
-    // The next attempt would come within 4 ms.
-    let mut seen = (failures(), 0);
-    eventually("retries end", || {
-        seen = if seen.0 == failures() { (seen.0, seen.1 + 1) } else { (failures(), 0) };
-        seen.1 >= 50
-    })
-    .await;
+    for is_written in [false, true] {
+        let world = World::new(WAL_BYTES, 1);
+        let server = world.start().await;
+        let id = create_with_a_batch(&server).await;
+        match is_written {
+            false => server.objects.down.store(true, Ordering::SeqCst),
+            true => server.objects.set_catalog(CatalogMode::Fails),
+        }
+        let flush = server.begin_flush();
+        let attempts = || server.objects.failed.load(Ordering::SeqCst);
+        let failures = || server.store.stats().upload_failing.map_or(0, |it| it.failures);
+        eventually("it is retried repeatedly", || failures() > 3).await;
+        fail_the_log(&world, &server, id).await;
+        flush.await.unwrap().unwrap_err();
+        // The next attempt would come within 4 ms.
+        let mut seen = (attempts(), 0);
+        eventually("retries end", || {
+            seen = if seen.0 == attempts() { (seen.0, seen.1 + 1) } else { (attempts(), 0) };
+            seen.1 >= 50
+        })
+        .await;
+    }
 }
 
 /// The error of a failing upload shows whether waiting helps.
@@ -274,51 +363,34 @@ async fn a_refusing_object_store_is_distinguished_from_one_that_is_down() {
     server.close().await;
 }
 
-/// Changes are refused, background work waits, and both continue when there is space.
+/// It refuses all requests: uploads and deletions wait, changes do not, and all continue when it
+/// accepts requests again.
 #[tokio::test]
-async fn a_full_disk_of_the_catalog_does_not_stop_the_store() {
+async fn an_object_store_that_refuses_the_catalog_does_not_stop_the_store() {
     let world = World::new(WAL_BYTES, 1);
     let server = world.start().await;
     let (kept, deleted) = (create_with_a_batch(&server).await, create_with_a_batch(&server).await);
     server.store.flush().await.unwrap();
-    let is_full = || server.store.degraded().iter().any(|it| it.reason == Reason::CatalogDiskFull);
-    server.catalog.set(CatalogMode::Full);
-    let before = world.catalog.load().unwrap();
-    let refusals = [
-        server.store.commit(vec![delete(deleted)]).await.unwrap_err(),
-        server.store.new_stream_ids(1).await.unwrap_err(),
-    ];
-    for refusal in refusals {
-        assert!(matches!(refusal, StoreError::Catalog(CatalogError::Full(_))), "{refusal}");
-    }
+    server.objects.refuses.store(true, Ordering::SeqCst);
+    server.objects.set_catalog(CatalogMode::Fails);
+    let before = world.catalog_objects().await;
     let stream = server.open(kept).await;
     append(&server.store, &stream, &batch(kept, 1, 1, 100)).await.await.unwrap();
-    let flushing = tokio::spawn({
-        let store = server.store.clone();
-        async move { store.flush().await }
-    });
-    let fails = async {
-        while server.store.stats().upload_failing.is_none_or(|failing| failing.failures < 2) {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(HANG, fails).await.expect("the upload is retried");
-    assert!(server.store.failure().is_none() && is_full());
-    assert_eq!(world.catalog.load().unwrap(), before);
-
-    server.catalog.set(CatalogMode::Works);
-    tokio::time::timeout(HANG, flushing).await.expect("it hangs").unwrap().unwrap();
+    let flushing = server.begin_flush();
+    let failures = || server.store.stats().upload_failing.map_or(0, |failing| failing.failures);
+    eventually("the upload is retried", || failures() >= 2).await;
     server.store.commit(vec![delete(deleted)]).await.unwrap();
-    server.create_log().await;
-    assert!(!is_full());
+    let created = server.create_log().await.id();
+    assert!(server.store.failure().is_none() && server.reports(Reason::CatalogBehind));
+    assert_eq!(world.catalog_objects().await, before);
 
+    server.objects.set_catalog(CatalogMode::Works);
+    tokio::time::timeout(HANG, flushing).await.expect("it hangs").unwrap().unwrap();
+    assert!(!server.reports(Reason::CatalogBehind));
     server.store.commit(vec![delete(kept)]).await.unwrap();
-    let forgotten = async {
-        while server.store.stats().retired_objects > 0 {
-            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(HANG, forgotten).await.expect("the objects are forgotten");
+    eventually("the objects are forgotten", || server.store.stats().retired_objects == 0).await;
+    let state = world.catalog().await;
+    assert_eq!(state.streams.keys().collect::<Vec<_>>(), [&created], "published with the deletion");
     drop(stream);
     server.close().await;
 }

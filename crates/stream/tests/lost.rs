@@ -1,16 +1,17 @@
 //! Damage to the WAL at the end of streams: no offset is handed out twice, and losses are reported.
+//! Lost changes of the catalog are reported, too.
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_device::sim::{Random, SimDisk};
 use alluvium_stream::{
-    AppendError, Batch, Catalog, Change, Fold, Gap, GapCause, StreamId, StreamOffset, StreamRecord,
-    decode_record,
+    AppendError, Batch, Change, Fold, Gap, GapCause, KIND_LOG, StoreError, StreamId, StreamOffset,
+    StreamRecord, decode_record,
 };
 use alluvium_wal::Wal;
 use common::*;
@@ -70,26 +71,42 @@ impl Part {
     }
 }
 
-/// A record: its range in the log, and the batch in it, or `None` for ends.
-type Found = (std::ops::Range<u64>, Option<(StreamId, u64)>);
+/// A record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    Batch(StreamId, u64),
+    Ends,
+    /// Changes of the catalog.
+    List,
+}
 
-fn records(disk: &SimDisk) -> Vec<Found> {
+/// A record with its range in the log.
+type Found = (std::ops::Range<u64>, What);
+
+/// Returns the intact records.
+fn intact(disk: &SimDisk) -> (Vec<Found>, alluvium_wal::RecoveryReport) {
     let mut found = Vec::new();
     let report = Wal::scan(&disk.device(), None, &mut |record| {
         let what = match decode_record(&record.payload)? {
-            StreamRecord::Batch(id, batch) => Some((id, batch.base.0)),
-            StreamRecord::Ends(_) => None,
+            StreamRecord::Batch(id, batch) => What::Batch(id, batch.base.0),
+            StreamRecord::Ends(_) => What::Ends,
+            StreamRecord::Catalog(_) => What::List,
         };
         found.push((record.offset.0..record.end.0, what));
         Ok(())
     });
-    assert_eq!(report.unwrap().damage, []);
+    (found, report.unwrap())
+}
+
+fn records(disk: &SimDisk) -> Vec<Found> {
+    let (found, report) = intact(disk);
+    assert_eq!(report.damage, []);
     found
 }
 
 fn batch_at(disk: &SimDisk, stream: StreamId, base: u64) -> std::ops::Range<u64> {
     let mut all = records(disk).into_iter();
-    all.find(|(_, what)| *what == Some((stream, base))).expect("the batch is in the log").0
+    all.find(|(_, what)| *what == What::Batch(stream, base)).expect("the batch is in the log").0
 }
 
 fn gap(stream: StreamId, lost: std::ops::Range<u64>) -> Gap {
@@ -150,7 +167,8 @@ async fn bases(server: &Server, id: StreamId) -> Vec<u64> {
 }
 
 /// The server is closed, or idle and then killed; each record of the log is damaged in turn, in
-/// each way. Exactly its offsets are lost, and they stay lost whatever happens then.
+/// each way. Exactly its offsets are lost, and they stay lost whatever happens then. A lost list of
+/// changes is reported unless it was published, and the batches of its stream stay.
 #[tokio::test]
 async fn an_offset_is_never_handed_out_twice() {
     for is_closed in [true, false] {
@@ -168,28 +186,31 @@ async fn an_offset_is_never_handed_out_twice() {
             server.crash(&mut world);
         }
         let image = world.disk.image();
-        let catalog = world.catalog.clone();
+        let objects = contents(&world.objects).await;
         let all = records(&world.disk);
-        assert!(all.iter().any(|(_, what)| what.is_none()), "an ends record");
+        for what in [What::Ends, What::List] {
+            assert!(all.iter().any(|(_, found)| *found == what), "{what:?}");
+        }
         for (at, (range, what)) in all.into_iter().enumerate() {
             // Each part of those at the ends of streams, one part of the others.
-            let is_end = what.is_none_or(|(_, base)| base == 4);
+            let is_end = !matches!(what, What::Batch(_, base) if base < 4);
             let parts = Part::ALL.into_iter().enumerate();
             for (_, part) in parts.filter(|(number, _)| is_end || at % 4 == *number) {
                 let case = format!("{part:?} of {what:?} at {range:?}, closed: {is_closed}");
                 world.disk = SimDisk::from_image(&image, world.disk_options());
-                // The objects of the previous case are owned by a successor of this server.
-                world.objects = Arc::default();
-                world.catalog = Arc::new(catalog.load().unwrap().into());
+                world.objects = Arc::new(in_memory(&objects).await);
                 part.damage(&world.disk, &range);
                 let server = world.try_start(Arc::new(Nothing)).await.unwrap();
                 assert_eq!(server.recovery.wal.damage.len(), 1, "{case}");
-                let is_last_ends = what.is_none() && part == Part::Everything;
-                if let Some((id, base)) = what {
+                let is_last_ends = what == What::Ends && part == Part::Everything;
+                if let What::Batch(id, base) = what {
                     assert_eq!(server.recovery.gaps, [gap(id, base..base + 2)], "{case}");
                 } else if !is_last_ends {
                     assert_eq!(server.recovery.gaps, [], "{case}");
                 }
+                let lost_lists = u64::from(what == What::List && !is_closed);
+                assert_eq!(server.recovery.lost_lists, lost_lists, "{case}");
+                assert_eq!(server.store.stats().lost.lists, lost_lists, "{case}");
                 let next: Vec<u64> = ends_of(&server, &streams).iter().map(|end| end.0).collect();
                 if is_last_ends {
                     assert!(next.iter().all(|next| *next >= 6), "{case}");
@@ -321,8 +342,7 @@ async fn damage_of_what_was_uploaded_raises_the_term() {
     let server = world.try_start(Arc::new(Nothing)).await.unwrap();
     let streams = create(&server, 1).await;
     fill(&server, &streams, 0..3).await;
-    server.catalog.set(CatalogMode::LosesAnswersOfUploads);
-    server.store.flush().await.unwrap_err();
+    abandon(server.fail_an_upload(CatalogMode::LosesAnswers).await).await;
     server.crash(&mut world);
     let range = batch_at(&world.disk, streams[0], 2);
     Part::Payload.damage(&world.disk, &range);
@@ -340,8 +360,7 @@ async fn a_batch_larger_than_all_before_is_appended_once_the_catalog_records_its
     let large = batch(stream.id(), 0, 100_000, 10);
     assert!(matches!(stream.append(new_batch(&large)), Err(AppendError::Full)));
     append(&server.store, &stream, &large).await.await.unwrap();
-    let key = || server.store.meta_value("stream/largest-count");
-    assert_eq!(key().as_deref(), Some(&b"131072"[..]));
+    assert_eq!(world.catalog().await.largest_count, 131_072);
     // Recorded from now on.
     let large = batch(stream.id(), 100_000, 131_072, 10);
     stream.append(new_batch(&large)).unwrap().await.unwrap();
@@ -435,16 +454,16 @@ async fn a_gap_at_the_end_is_folded_once_its_owner_has_handled_it() {
 #[tokio::test]
 async fn ends_of_many_streams_are_split() {
     let mut world = world(HOUR);
-    world.wal_options.max_record_bytes = 1000; // 57 streams
+    world.wal_options.max_record_bytes = 1000; // 38 streams
     let server = world.try_start(Arc::new(Nothing)).await.unwrap();
     let ids = server.store.new_stream_ids(150).await.unwrap();
-    let create = |id: &StreamId| Change::CreateStream { id: *id, kind: 0 };
+    let create = |id: &StreamId| creation(*id, KIND_LOG);
     server.store.commit(ids.iter().map(create).collect()).await.unwrap();
     fill(&server, &ids, 0..1).await;
     server.close().await;
     world.disk = world.disk.process_crash();
     let all = records(&world.disk);
-    assert_eq!(all.iter().filter(|(_, what)| what.is_none()).count(), 3);
+    assert_eq!(all.iter().filter(|(_, what)| *what == What::Ends).count(), 4);
     let last = batch_at(&world.disk, ids[149], 0);
     Part::Everything.damage(&world.disk, &last);
     let server = world.try_start(Arc::new(Nothing)).await.unwrap();
@@ -476,7 +495,6 @@ async fn the_header_has_the_end_of_a_full_log() {
     let stream = server.create_log().await;
     server.objects.down.store(true, Ordering::SeqCst);
     let mut next = 0;
-    // In the end there is no space for a list of ends either, which is larger.
     for len_bytes in [10_000, 500, 1] {
         loop {
             match stream.append(new_batch(&batch(stream.id(), next, 1, len_bytes))) {
@@ -485,6 +503,17 @@ async fn the_header_has_the_end_of_a_full_log() {
                 Err(error) => panic!("{error}"),
             }
             next += 1;
+        }
+    }
+    // In the end there is no space for a list of ends either: changes use the rest.
+    let key = |len_bytes: usize| "x".repeat(len_bytes);
+    for len_bytes in [10_000, 500, 1] {
+        loop {
+            match server.store.commit(vec![Change::DeleteMeta(key(len_bytes))]).await {
+                Ok(()) => {}
+                Err(StoreError::LogFull) => break,
+                Err(error) => panic!("{error}"),
+            }
         }
     }
     let header = || server.store.wal_header();
@@ -503,14 +532,38 @@ struct Known {
 }
 
 /// Runs one seed: runs of the server that end in any way, with damage to any records in between.
-async fn damaged_runs(seed: u64) -> (u64, u64) {
+async fn damaged_runs(seed: u64) -> Damage {
     let mut random = Random::new(seed);
     let mut world = world([HOUR, Duration::from_millis(1)][random.below(2) as usize]);
+    world.options.catalog_interval = [HOUR, Duration::from_millis(1)][random.below(2) as usize];
     let mut known: BTreeMap<StreamId, Known> = BTreeMap::new();
-    let (mut damaged, mut lost) = (0, 0);
+    let mut used: BTreeSet<StreamId> = BTreeSet::new();
+    let mut keys: BTreeSet<String> = BTreeSet::new();
+    let mut damage_found = Damage::default();
     for _ in 0..2 + random.below(4) {
+        let (in_log, _) = intact(&world.disk);
         let server = world.try_start(Arc::new(Nothing)).await.unwrap();
-        lost += server.store.stats().lost.offsets;
+        damage_found.offsets += server.store.stats().lost.offsets;
+        damage_found.lists += server.recovery.lost_lists;
+        // If the last list is damaged beyond recognition, it is not known that there was one.
+        let may_have_lost =
+            server.recovery.lost_lists > 0 || !server.recovery.wal.damage.is_empty();
+        // A stream without batches is lost with the list that creates it.
+        known.retain(|id, _| {
+            let is_there = server.store.stream(*id).is_some();
+            let is_in_log =
+                in_log.iter().any(|(_, it)| matches!(it, What::Batch(of, _) if of == id));
+            assert!(
+                is_there || may_have_lost && !is_in_log,
+                "seed {seed}: {id} is gone, {}",
+                server.recovery
+            );
+            is_there
+        });
+        let found: BTreeSet<_> = server.store.meta("").into_iter().map(|(key, _)| key).collect();
+        assert!(found.is_subset(&keys), "seed {seed}");
+        assert!(may_have_lost || found == keys, "seed {seed}: {found:?} of {keys:?}");
+        keys = found;
         for (id, known) in &mut known {
             let stream = server.store.stream(*id).unwrap();
             let (next, durable) = (stream.next_offset().0, stream.durable_end().0);
@@ -538,7 +591,9 @@ async fn damaged_runs(seed: u64) -> (u64, u64) {
             (known.batches, known.end) = (read, next);
         }
         while known.len() < 4 {
-            known.insert(server.create_log().await.id(), Known::default());
+            let id = server.create_log().await.id();
+            assert!(used.insert(id), "seed {seed}: {id} is used again");
+            known.insert(id, Known::default());
         }
         let mut pending = Vec::new();
         for _ in 0..random.below(40) {
@@ -558,6 +613,12 @@ async fn damaged_runs(seed: u64) -> (u64, u64) {
             match random.below(20) {
                 0 => server.store.flush().await.unwrap(),
                 1 => tokio::time::sleep(Duration::from_millis(random.below(5))).await,
+                2..4 => {
+                    let key = keys.len().to_string() + &random.next_u64().to_string();
+                    keys.insert(key.clone());
+                    let put = Change::PutMeta { key, value: vec![1] };
+                    server.store.commit(vec![put]).await.unwrap();
+                }
                 _ => {}
             }
         }
@@ -574,9 +635,17 @@ async fn damaged_runs(seed: u64) -> (u64, u64) {
             _ => server.crash(&mut world),
         }
         drop(pending);
-        damaged += u64::from(damage(&mut world, &mut random));
+        damage_found.logs += u64::from(damage(&mut world, &mut random));
     }
-    (damaged, lost)
+    damage_found
+}
+
+/// What was damaged, and what was lost by that.
+#[derive(Debug, Default)]
+struct Damage {
+    logs: u64,
+    offsets: u64,
+    lists: u64,
 }
 
 async fn read_all(server: &Server, id: StreamId) -> Vec<Batch> {
@@ -607,7 +676,8 @@ fn damage(world: &mut World, random: &mut Random) -> bool {
         return false;
     }
     let image = world.disk.image();
-    let first = places.len() - 1 - random.below(places.len().min(6) as u64) as usize;
+    let behind = [6, 40][random.below(2) as usize];
+    let first = places.len() - 1 - random.below(places.len().min(behind) as u64) as usize;
     for range in places.iter().skip(first).take(1 + random.below(3) as usize) {
         Part::ALL[random.below(4) as usize].damage_anywhere(&world.disk, range, random);
     }
@@ -630,8 +700,8 @@ impl Part {
     }
 }
 
-/// After any damage no acknowledged offset is handed out again, what is read was appended, and what
-/// is missing is reported. `cargo xtask model` runs more seeds.
+/// After any damage no acknowledged offset and no id of a stream is handed out again, what is read
+/// was appended, and what is missing is reported. `cargo xtask model` runs more seeds.
 #[test]
 fn no_seed_hands_out_an_offset_twice() {
     let number = |name: &str, default: u64| {
@@ -640,15 +710,17 @@ fn no_seed_hands_out_an_offset_twice() {
     let (start, seeds) = (number("ALLUVIUM_MODEL_START", 0), number("ALLUVIUM_MODEL_SEEDS", 60));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let (mut damaged, mut lost) = (0, 0);
+    let mut all = Damage::default();
     for seed in start..start + seeds {
         let outcome = std::panic::catch_unwind(|| runtime.block_on(damaged_runs(seed)));
-        let Ok((more_damaged, more_lost)) = outcome else {
+        let Ok(Damage { logs, offsets, lists }) = outcome else {
             panic!("seed {seed}: ALLUVIUM_MODEL_START={seed} ALLUVIUM_MODEL_SEEDS=1");
         };
-        damaged += more_damaged;
-        lost += more_lost;
+        all.logs += logs;
+        all.offsets += offsets;
+        all.lists += lists;
     }
-    println!("{damaged} damaged logs, {lost} offsets lost");
-    assert!(seeds < 10 || damaged > seeds && lost > seeds, "{damaged} {lost}");
+    println!("{all:?}");
+    let Damage { logs, offsets, lists } = all;
+    assert!(seeds < 10 || logs > seeds && offsets > seeds && lists > seeds / 10, "{all:?}");
 }

@@ -1,6 +1,6 @@
 //! Streams compared with plain lists, by seed: appends, fetches, searches, trims, deletions,
-//! uploads, compaction, an object store that fails at times, crashes and power cuts. `cargo xtask
-//! model` goes further.
+//! uploads, compaction, changes of metadata that are published or not, an object store that fails
+//! at times, crashes and power cuts. `cargo xtask model` goes further.
 //!
 //! For each stream the list has what was appended and how much of it was acknowledged. After a
 //! crash a stream holds a prefix of the list that has at least that much; from then on that prefix
@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use alluvium_device::sim::Random;
 use alluvium_stream::{
-    Append, AppendError, Batch, FetchError, KIND_LOG, Lost, StoreError, Stream, StreamEpoch,
-    StreamId, StreamOffset, StreamWriter,
+    Append, AppendError, Batch, Change, FetchError, KIND_LOG, Lost, StoreError, Stream,
+    StreamEpoch, StreamId, StreamOffset, StreamWriter,
 };
 use common::*;
 use futures::FutureExt;
@@ -55,8 +55,38 @@ struct Run {
     random: Random,
     world: World,
     lists: BTreeMap<StreamId, List>,
+    meta: BTreeMap<String, Vec<u8>>,
+    /// A value of metadata whose change has an unknown outcome.
+    changing: Option<Vec<u8>>,
     compactions: u64,
     uploads: u64,
+}
+
+/// The key of [`Run::changing`].
+const CHANGING: &str = "changing";
+
+/// Repairs the object store: what waits for it, or for space in the log, would wait forever.
+fn repair(objects: &Objects) {
+    objects.down.store(false, Ordering::SeqCst);
+    objects.set_catalog(CatalogMode::Works);
+}
+
+/// Repeats a change while the log is full.
+async fn with_space<T>(
+    server: &Server,
+    change: impl AsyncFn() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
+    loop {
+        match change().await {
+            Err(StoreError::LogFull) => {
+                repair(&server.objects);
+                tokio::time::timeout(HANG, server.store.wait_for_space())
+                    .await
+                    .expect("a lost wake-up");
+            }
+            done => return done,
+        }
+    }
 }
 
 impl Run {
@@ -67,7 +97,18 @@ impl Run {
         world.options.block_cache_bytes = [0, 100 << 10, 1 << 20][random.below(3) as usize];
         world.options.cache_bytes = [128 << 10, WAL_BYTES][random.below(2) as usize];
         world.options.upload_bytes = [16 << 10, 64 << 10][random.below(2) as usize];
-        Self { random, world, lists: BTreeMap::new(), compactions: 0, uploads: 0 }
+        let seldom = world.options.catalog_interval;
+        world.options.catalog_interval =
+            [Duration::from_millis(1), seldom][random.below(2) as usize];
+        Self {
+            random,
+            world,
+            lists: BTreeMap::new(),
+            meta: BTreeMap::new(),
+            changing: None,
+            compactions: 0,
+            uploads: 0,
+        }
     }
 
     fn chance(&mut self, one_in: u64) -> bool {
@@ -82,12 +123,15 @@ impl Run {
             if self.chance(2) {
                 self.begin_to_open(&server).await;
             }
+            if self.chance(2) {
+                self.begin_to_change(&server).await;
+            }
             let stats = server.store.stats();
             self.compactions += stats.compactions;
             self.uploads += stats.uploads;
             match self.random.below(4) {
                 0 => {
-                    server.objects.down.store(false, Ordering::SeqCst);
+                    repair(&server.objects);
                     server.close().await;
                     self.lists.values_mut().for_each(|list| list.acknowledged = list.batches.len());
                 }
@@ -98,6 +142,10 @@ impl Run {
         let server = self.world.start().await;
         self.found(&server).await;
         server.close().await;
+        let state = self.world.catalog().await;
+        assert!(state.streams.keys().eq(self.lists.keys()), "all of them are published");
+        let published = state.meta.into_iter().map(|(key, value)| (key, value.to_vec()));
+        assert_eq!(published.collect::<BTreeMap<_, _>>(), self.meta);
     }
 
     /// Checks after a start that at least what was acknowledged is there, and that everything there
@@ -107,6 +155,13 @@ impl Run {
         ids.sort_unstable();
         assert_eq!(ids, self.lists.keys().copied().collect::<Vec<_>>());
         assert_eq!(server.store.stats().lost, Lost::default());
+        let meta: BTreeMap<_, _> = server.store.meta("").into_iter().collect();
+        if let Some(value) = self.changing.take()
+            && meta.get(CHANGING) == Some(&value)
+        {
+            self.meta.insert(CHANGING.into(), value);
+        }
+        assert_eq!(meta, self.meta);
         for (id, list) in &mut self.lists {
             let stream = server.store.stream(*id).unwrap();
             let newest = stream.newest_epoch().0;
@@ -142,9 +197,13 @@ impl Run {
         let mut pending: Vec<(StreamId, Append, usize)> = Vec::new();
         for _ in 0..self.random.below(80) {
             if self.lists.is_empty() || (self.lists.len() < 6 && self.chance(20)) {
-                let writer = server.create(KIND_LOG).await;
-                self.lists.insert(writer.id(), List::default());
-                writers.insert(writer.id(), writer);
+                let id = server.store.new_stream_ids(1).await.unwrap()[0];
+                let (key, value) = (id.to_string(), vec![self.random.below(256) as u8]);
+                self.meta.insert(key.clone(), value.clone());
+                let list = vec![creation(id, KIND_LOG), Change::PutMeta { key, value }];
+                with_space(server, async || server.store.commit(list.clone()).await).await.unwrap();
+                self.lists.insert(id, List::default());
+                writers.insert(id, server.open(id).await);
                 continue;
             }
             let at = self.random.below(self.lists.len() as u64) as usize;
@@ -156,18 +215,31 @@ impl Run {
                 11..13 => self.fetch(server, stream).await,
                 13 => self.take_over(server, id, &mut writers).await,
                 14 => self.search(server, stream).await,
-                15 if !server.objects.down.load(Ordering::SeqCst) => {
+                15 => {
+                    // Otherwise it waits.
+                    repair(&server.objects);
                     server.store.flush().await.unwrap();
                 }
-                16 => self.trim(stream).await,
+                16 => self.trim(server, stream).await,
                 17 if self.chance(6) => {
-                    writers.remove(&id).unwrap().delete().await.unwrap();
+                    let epoch = writers.remove(&id).unwrap().epoch();
+                    let forget = Change::DeleteMeta(id.to_string());
+                    let list = vec![Change::DeleteStream { id, epoch }, forget];
+                    with_space(server, async || server.store.commit(list.clone()).await)
+                        .await
+                        .unwrap();
+                    self.meta.remove(&id.to_string());
                     pending.retain(|(of, _, _)| *of != id);
                     self.lists.remove(&id);
                 }
                 18 => {
                     let down = self.chance(3);
                     server.objects.down.store(down, Ordering::SeqCst);
+                    server.objects.set_catalog(match self.random.below(6) {
+                        0 => CatalogMode::Fails,
+                        1 => CatalogMode::LosesAnswers,
+                        _ => CatalogMode::Works,
+                    });
                     server.objects.fail_writes.store(self.random.below(3), Ordering::SeqCst);
                 }
                 _ => tokio::time::sleep(Duration::from_micros(self.random.below(500))).await,
@@ -197,8 +269,7 @@ impl Run {
             match stream.append(new_batch(&batch)) {
                 Ok(append) => break append,
                 Err(AppendError::Full) => {
-                    // Otherwise it would wait forever.
-                    server.objects.down.store(false, Ordering::SeqCst);
+                    repair(&server.objects);
                     tokio::time::timeout(HANG, server.store.wait_for_space())
                         .await
                         .expect("a lost wake-up");
@@ -217,14 +288,24 @@ impl Run {
         let epoch = StreamEpoch(list.epoch + 1 + self.random.below(3));
         let older = writers.remove(&id).unwrap();
         let opening = tokio::spawn({
-            let store = server.store.clone();
-            async move { store.open_stream(id, epoch).await.expect("it is the newest") }
+            let (store, objects) = (server.store.clone(), server.objects.clone());
+            async move {
+                loop {
+                    match store.open_stream(id, epoch).await {
+                        Err(StoreError::LogFull) => {
+                            repair(&objects);
+                            store.wait_for_space().await;
+                        }
+                        opened => return opened.expect("it is the newest"),
+                    }
+                }
+            }
         });
         let last = loop {
             let next = batch(id, list.next().max(list.start.0), 1, 100);
             match older.append(new_batch(&next)) {
                 Ok(_) => list.batches.push(next),
-                // Never forever: opening needs no space.
+                // Never forever: opening uses space that appends do not use.
                 Err(AppendError::Full) => {}
                 Err(AppendError::Fenced { newest, .. }) => break newest,
                 Err(error) => panic!("append: {error}"),
@@ -243,6 +324,17 @@ impl Run {
             _ => assert_refused(older.close().await.err()),
         }
         writers.insert(id, newer);
+    }
+
+    /// Begins to set a value; the run may end at any moment of that.
+    async fn begin_to_change(&mut self, server: &Server) {
+        let (key, value) = (CHANGING.to_owned(), vec![self.random.below(256) as u8]);
+        self.changing = Some(value.clone());
+        let store = server.store.clone();
+        tokio::spawn(async move { store.commit(vec![Change::PutMeta { key, value }]).await });
+        for _ in 0..self.random.below(20) {
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Begins to open a stream; the run may end at any moment of that.
@@ -301,11 +393,11 @@ impl Run {
         }
     }
 
-    async fn trim(&mut self, stream: &StreamWriter) {
+    async fn trim(&mut self, server: &Server, stream: &StreamWriter) {
         let list = self.lists.get_mut(&stream.id()).unwrap();
         // At most the durable end.
         let to = StreamOffset(self.random.below(stream.durable_end().0 + 1));
-        stream.trim(to).await.unwrap();
+        with_space(server, async || stream.trim(to).await).await.unwrap();
         list.start = list.start.max(to);
         assert_eq!(stream.start_offset(), list.start);
         // What is trimmed was durable.

@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use alluvium_stream::{
-    Catalog, Change, KIND_LOG, MemoryCatalog, Opened, Reason, Store, StreamEpoch, StreamOffset,
-};
+use alluvium_stream::{KIND_LOG, Opened, Reason, Store, StreamEpoch, StreamOffset};
 use common::*;
 use object_store::ObjectStoreExt;
 
@@ -63,9 +61,36 @@ async fn an_object_is_deleted_when_no_stream_has_a_part_of_it() {
     server.close().await;
 }
 
+/// Otherwise the chain would have ranges in an object that is gone, if the log was lost.
+#[tokio::test]
+async fn no_object_is_deleted_before_the_chain_has_dropped_it() {
+    for mode in [CatalogMode::Fails, CatalogMode::LosesAnswers] {
+        let mut world = World::new(WAL_BYTES, 1);
+        let server = world.start().await;
+        let (stream, _) = three_objects(&server).await;
+        let id = stream.id();
+        drop(stream);
+        server.objects.set_catalog(mode);
+        server.store.commit(vec![delete(id)]).await.unwrap();
+        let failed = || server.objects.catalog_failed.load(Ordering::SeqCst);
+        eventually("it is sent repeatedly", || failed() >= 3).await;
+        let stats = server.store.stats();
+        assert_eq!((names(&world).await.len(), stats.objects, stats.retired_objects), (3, 0, 3));
+        server.crash(&mut world);
+        let server = world.start().await;
+        assert!(server.store.stream(id).is_none());
+        eventually("they are deleted", || server.store.stats().retired_objects == 0).await;
+        assert_eq!(names(&world).await, [""; 0]);
+        let mark = world.header().mark;
+        assert!(mark > 0 && mark <= world.catalog().await.header.version);
+        server.close().await;
+        assert!(world.catalog().await.objects.is_empty(), "and forgotten");
+    }
+}
+
 /// Puts an object that an interrupted upload has left behind.
 async fn put_orphan(world: &World) {
-    let wal_id = world.catalog.load().unwrap().wal_id.unwrap();
+    let wal_id = world.header().wal_id;
     let name = format!("streams/{wal_id}/0000000000000009-orphan");
     world.objects.put(&name.into(), "x".into()).await.unwrap();
 }
@@ -173,13 +198,11 @@ async fn orphans_stay_when_records_are_lost() {
 async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     let directory = tempfile::tempdir().unwrap();
     let world = World::new(WAL_BYTES, 1);
-    let catalog = Arc::new(MemoryCatalog::default());
     let open = || async {
         let opened = Store::open(
             world.disk.device(),
             world.wal_options.clone(),
             alluvium_stream::local_objects(directory.path()).unwrap(),
-            catalog.clone(),
             Arc::new(()),
             world.options.clone(),
             None,
@@ -189,16 +212,16 @@ async fn old_orphans_of_this_store_are_deleted_and_nothing_else() {
     };
     let (store, wal_id) = open().await;
     let ids = store.new_stream_ids(1).await.unwrap();
-    store.commit(vec![Change::CreateStream { id: ids[0], kind: KIND_LOG }]).await.unwrap();
+    store.commit(vec![creation(ids[0], KIND_LOG)]).await.unwrap();
     let stream = store.open_stream(ids[0], StreamEpoch(0)).await.unwrap();
     stream.append(new_batch(&batch(ids[0], 0, 1, 100))).unwrap().await.unwrap();
     store.flush().await.unwrap();
     store.close().await.unwrap();
 
     let ours = directory.path().join("streams").join(wal_id.to_string());
-    let files = std::fs::read_dir(&ours).unwrap().map(|file| file.unwrap().path());
-    let mut objects = files.filter(|path| !path.ends_with("owner"));
+    let mut objects = std::fs::read_dir(&ours).unwrap().map(|file| file.unwrap().path());
     let committed = objects.next().unwrap();
+    assert!(objects.next().is_none());
     let create = |path: &Path, age: Duration| -> PathBuf {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, "x").unwrap();

@@ -2,14 +2,12 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use alluvium_stream::chain::{Chain, Snapshot};
 use alluvium_stream::object::Whole;
-use alluvium_stream::{
-    Batch, Catalog, FetchError, KIND_LOG, KIND_STATE, StreamOffset, StreamWriter,
-};
+use alluvium_stream::{Batch, FetchError, KIND_LOG, KIND_STATE, StreamOffset, StreamWriter};
 use common::*;
 use object_store::ObjectStoreExt;
 
@@ -307,16 +305,18 @@ async fn whole(world: &World, name: &str) -> Vec<u8> {
 /// A wrong catalog must not make records vanish silently.
 #[tokio::test]
 async fn an_object_without_a_range_of_the_catalog_is_an_error() {
-    let mut world = World::new(WAL_BYTES, 1);
+    let world = World::new(WAL_BYTES, 1);
     let server = world.start().await;
     let (stream, batches) = three_objects(&server).await;
     let id = stream.id();
     drop(stream);
     server.close().await;
-    let mut snapshot = world.catalog.load().unwrap();
-    let ranges = &mut snapshot.streams.get_mut(&id).unwrap().ranges;
+    let mut state = world.catalog().await;
+    let ranges = &mut state.streams.get_mut(&id).unwrap().ranges;
     ranges[1].object = ranges[0].object;
-    world.catalog = Arc::new(snapshot.into());
+    let retry = (world.options.retry_initial, world.options.retry_max);
+    let chain = Chain::new(world.objects.clone(), state.header.store, retry);
+    chain.write_snapshot(Snapshot::of(state)).await.unwrap();
     let server = world.start().await;
     let stream = server.store.stream(id).unwrap();
     let before = stream.fetch(StreamOffset(0), 1 << 20).await.unwrap().batches;

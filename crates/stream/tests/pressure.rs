@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use alluvium_device::sim::Random;
 use alluvium_stream::{
-    AppendError, Batch, FetchError, KIND_LOG, KIND_STATE, Opened, Options, RedbCatalog, Store,
+    AppendError, Batch, FetchError, KIND_LOG, KIND_STATE, Opened, Options, Reason, Store,
     StoreError, StreamEpoch, StreamId, StreamOffset, StreamWriter,
 };
 use alluvium_wal::{FormatOptions, Wal};
@@ -277,10 +277,7 @@ async fn requests_without_a_response_are_retried() {
     let stream = server.create_log().await;
     append(&server.store, &stream, &batch(stream.id(), 0, 1, 100)).await.await.unwrap();
     let answer = server.objects.answers.lock().await;
-    let flush = tokio::spawn({
-        let store = server.store.clone();
-        async move { store.flush().await }
-    });
+    let flush = server.begin_flush();
     while names(&world).await.is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -314,13 +311,19 @@ async fn exchange(world: &World, others: Vec<(Path, Bytes)>) -> Vec<(Path, Bytes
 /// Starts an upload and waits until it has found another object store than before. It continues
 /// when the original one is back.
 async fn refused(server: &Server) -> JoinHandle<Result<(), StoreError>> {
-    let store = server.store.clone();
-    let flush = tokio::spawn(async move { store.flush().await });
+    let flush = server.begin_flush();
     eventually("the replacement is noticed", || server.store.stats().upload_failing.is_some())
         .await;
     let error = server.store.stats().upload_failing.unwrap().error;
     assert!(error.contains("not mounted"), "{error}");
+    assert!(server.reports(Reason::CatalogBehind));
     flush
+}
+
+/// Waits until the upload has succeeded in the original object store.
+async fn accepted(server: &Server, flush: JoinHandle<Result<(), StoreError>>) {
+    tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
+    assert_eq!(server.store.degraded(), []);
 }
 
 async fn all_is_uploaded(server: Server, mut world: World, id: StreamId, batches: &[Batch]) {
@@ -346,88 +349,62 @@ async fn nothing_is_committed_to_a_replaced_object_store() {
     append(&server.store, &stream, &batches[30]).await.await.unwrap();
     let flush = refused(&server).await;
     assert_eq!(names(&world).await.len(), 1, "it was written");
-    exchange(&world, mounted).await;
-    tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
+    let left = exchange(&world, mounted).await;
+    assert!(left.iter().all(|(name, _)| !is_catalog(name)), "nothing was published");
+    accepted(&server, flush).await;
     drop(stream);
     all_is_uploaded(server, world, id, &batches).await;
 }
 
-/// The mount point of an object store that is not mounted at the start may hold an object or the
-/// claim of an earlier run.
+/// The mount point of an object store that is not mounted at the start may hold objects of an
+/// earlier run.
 #[tokio::test]
-async fn nothing_is_committed_if_the_object_store_is_replaced_before_a_start() {
+async fn a_replaced_object_store_is_not_opened() {
     let mut world = World::new(1 << 20, 1);
     let server = world.start().await;
+    let below = contents(&world.objects).await;
     let (stream, mut batches) = three_objects(&server).await;
     let id = stream.id();
+    batches.push(batch(id, 60, 1, 100));
+    append(&server.store, &stream, &batches[30]).await.await.unwrap();
     drop(stream);
     server.crash(&mut world);
-    for with_owner in [false, true] {
-        let mounted = exchange(&world, Vec::new()).await;
-        let (owner, claim) = mounted.iter().find(|(name, _)| is_owner(name)).unwrap().clone();
-        let newest = mounted.iter().filter(|(name, _)| !is_owner(name)).map(|(name, _)| name).max();
-        let (number, _) = newest.unwrap().as_ref().split_once('-').unwrap();
-        let stray = format!("{number}-00000000000000000000000000000000").into();
-        world.objects.put(&stray, "stray".into()).await.unwrap();
-        if with_owner {
-            world.objects.put(&owner, claim.clone().into()).await.unwrap();
+    let stray = (Path::from(names(&world).await.pop().unwrap()), Bytes::from_static(b"stray"));
+    for (others, is_old) in [(vec![stray.clone()], false), ([below, vec![stray]].concat(), true)] {
+        let mounted = exchange(&world, others.clone()).await;
+        let refused = world.try_start(Arc::new(Hash)).await.err().expect("it is another one");
+        match refused {
+            StoreError::NoCatalog { .. } => assert!(!is_old),
+            StoreError::OldCatalog { .. } => assert!(is_old),
+            other => panic!("{other}"),
         }
-        let server = world.start().await;
-        let stream = server.open(id).await;
-        let from = batches.last().unwrap().end().0;
-        batches.push(batch(id, from, 1, 100));
-        append(&server.store, &stream, batches.last().unwrap()).await.await.unwrap();
-        let flush = refused(&server).await;
-        let left = exchange(&world, mounted).await;
-        let said = left.into_iter().find(|(name, _)| is_owner(name)).map(|(_, claim)| claim);
-        assert_eq!(said, with_owner.then_some(claim), "nothing was claimed");
-        tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
-        drop(stream);
-        server.crash(&mut world);
+        assert_eq!(exchange(&world, mounted).await, others, "nothing was written");
     }
     let server = world.start().await;
+    server.store.flush().await.unwrap();
     all_is_uploaded(server, world, id, &batches).await;
 }
 
-/// A claim made before the file system was mounted over it, which is found again when that is
-/// unmounted.
+/// Objects that this run has written before the file system was mounted over them, which are found
+/// again when that is unmounted.
 #[tokio::test]
-async fn an_older_claim_of_this_run_is_not_treated_as_its_last() {
+async fn an_older_chain_of_this_run_is_not_continued() {
     let world = World::new(1 << 20, 1);
     let server = world.start().await;
-    let claimed = || async { world.objects.list(None).try_collect::<Vec<_>>().await.unwrap() };
-    while claimed().await.is_empty() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    let below = exchange(&world, Vec::new()).await;
+    let below = contents(&world.objects).await;
+    assert!(!below.is_empty());
     let (stream, mut batches) = three_objects(&server).await;
-    let mounted = exchange(&world, below).await;
+    let mounted = exchange(&world, below.clone()).await;
     batches.push(batch(stream.id(), 60, 1, 100));
     append(&server.store, &stream, &batches[30]).await.await.unwrap();
     let flush = refused(&server).await;
-    exchange(&world, mounted).await;
-    tokio::time::timeout(HANG, flush).await.unwrap().unwrap().unwrap();
+    let left = exchange(&world, mounted).await;
+    let published = left.into_iter().filter(|(name, _)| is_catalog(name));
+    assert!(published.eq(below), "nothing was published");
+    accepted(&server, flush).await;
     let id = stream.id();
     drop(stream);
     all_is_uploaded(server, world, id, &batches).await;
-}
-
-/// An operator deletes it to end a conflict.
-#[tokio::test]
-async fn a_deleted_owner_object_is_written_again() {
-    let world = World::new(1 << 20, 1);
-    let server = world.start().await;
-    let (stream, _) = three_objects(&server).await;
-    let owners: Vec<_> =
-        world.objects.list(None).map_ok(|it| it.location).try_collect().await.unwrap();
-    let owner = owners.into_iter().find(is_owner).unwrap();
-    world.objects.delete(&owner).await.unwrap();
-    append(&server.store, &stream, &batch(stream.id(), 60, 1, 100)).await.await.unwrap();
-    server.store.flush().await.unwrap();
-    assert!(world.objects.head(&owner).await.is_ok());
-    assert_eq!(server.store.stats().upload_failures, 0);
-    drop(stream);
-    server.close().await;
 }
 
 #[tokio::test]
@@ -489,7 +466,7 @@ async fn a_wal_that_was_made_smaller_is_uploaded_sooner() {
     server.close().await;
 }
 
-/// With real components: a file on disk, redb, a local directory; 64 MiB through a WAL of 4 MiB,
+/// With real components: a file on disk, a local directory; 64 MiB through a WAL of 4 MiB,
 /// with a restart in the middle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_small_wal_carries_many_times_its_size() {
@@ -510,17 +487,15 @@ async fn a_small_wal_carries_many_times_its_size() {
         }
         let wal_options = small_options(WAL_BYTES).1;
         let objects = alluvium_stream::local_objects(&directory.path().join("objects")).unwrap();
-        let catalog = Arc::new(RedbCatalog::open(&directory.path().join("catalog")).unwrap());
         let options = Options { cache_bytes: 6 << 20, ..Options::for_wal(WAL_BYTES) };
-        let opened =
-            Store::open(device, wal_options, objects, catalog, Arc::new(Hash), options, None).await;
-        let Opened { store, recovery } = opened.unwrap();
+        let opened = Store::open(device, wal_options, objects, Arc::new(Hash), options, None);
+        let Opened { store, recovery } = opened.await.unwrap();
         (store, recovery)
     };
 
     let (mut store, _) = open().await;
     let ids = store.new_stream_ids(8).await.unwrap();
-    let create = ids.iter().map(|id| alluvium_stream::Change::CreateStream { id: *id, kind: 0 });
+    let create = ids.iter().map(|id| creation(*id, KIND_LOG));
     store.commit(create.collect()).await.unwrap();
     let written = Arc::new(AtomicU64::new(0));
     for half in 0..2u64 {

@@ -7,12 +7,13 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use alluvium_stream::{
-    AppendError, Batch, Change, FetchError, Gap, GapCause, KIND_STATE, Options, StoreError, Stream,
-    StreamEpoch, StreamId, StreamOffset,
+    AppendError, Batch, Change, FetchError, Gap, GapCause, KIND_LOG, KIND_STATE, MAX_LABEL_BYTES,
+    Options, StoreError, Stream, StreamEpoch, StreamId, StreamOffset,
 };
-use alluvium_wal::LogOffset;
+use bytes::Bytes;
 use common::*;
 use futures::FutureExt;
+use object_store::ObjectStoreExt;
 use tokio::sync::Notify;
 
 const WAL_BYTES: u64 = 1 << 20;
@@ -272,11 +273,17 @@ async fn trimmed_records_stay_removed_after_a_restart() {
 #[tokio::test]
 async fn trimmed_offsets_are_not_handed_out_again_even_if_the_log_is_lost() {
     let mut world = World::new(WAL_BYTES, 1);
+    world.options.catalog_interval = Duration::from_millis(1);
     let server = world.start().await;
     let stream = server.create_log().await;
     let id = stream.id();
     append(&server.store, &stream, &batch(id, 0, 9, 100)).await.await.unwrap();
     stream.trim(StreamOffset(9)).await.unwrap();
+    let begun = std::time::Instant::now();
+    while world.catalog().await.streams.get(&id).is_none_or(|found| found.start.0 < 9) {
+        assert!(begun.elapsed() < HANG, "the trim is not published");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     drop(stream);
     server.crash(&mut world);
     let ring_at = 64 << 10;
@@ -338,7 +345,7 @@ async fn a_deleted_stream_is_gone_and_its_id_is_not_reused() {
     server.store.commit(vec![delete(id)]).await.unwrap();
     assert!(notify.notified().now_or_never().is_some(), "watchers are woken");
     assert!(server.store.stream(id).is_none());
-    let again = server.store.commit(vec![Change::CreateStream { id, kind: 0 }]).await;
+    let again = server.store.commit(vec![creation(id, KIND_LOG)]).await;
     assert!(matches!(again, Err(StoreError::InvalidChange(_))), "its batches are in the log");
     assert!(matches!(stream.append(new_batch(&batch(id, 1, 1, 10))), Err(AppendError::Deleted)));
     assert!(matches!(stream.fetch(StreamOffset(0), 10).await, Err(FetchError::Deleted)));
@@ -353,7 +360,7 @@ async fn a_deleted_stream_is_gone_and_its_id_is_not_reused() {
     let server = world.start().await;
     assert_eq!((server.recovery.skipped_deleted, server.recovery.batches), (1, 1));
     assert!(server.store.stream(id).is_none());
-    let again = server.store.commit(vec![Change::CreateStream { id, kind: 0 }]).await;
+    let again = server.store.commit(vec![creation(id, KIND_LOG)]).await;
     assert!(matches!(again, Err(StoreError::InvalidChange(_))), "{again:?}");
     assert!(server.store.new_stream_ids(3).await.unwrap().iter().all(|new| *new > StreamId(1)));
     server.store.flush().await.unwrap();
@@ -370,11 +377,12 @@ async fn commits_are_checked_and_atomic() {
     let mut world = World::new(WAL_BYTES, 1);
     let server = world.start().await;
     let put = |key: &str, value: &[u8]| Change::PutMeta { key: key.into(), value: value.into() };
+    let label = |len_bytes| Bytes::from(vec![7; len_bytes]);
     let ids = server.store.new_stream_ids(2).await.unwrap();
     server
         .store
         .commit(vec![
-            Change::CreateStream { id: ids[0], kind: 0 },
+            creation(ids[0], KIND_LOG),
             put("topic/b", b"2"),
             put("topic/a", b"1"),
             put("zone", b"3"),
@@ -382,19 +390,19 @@ async fn commits_are_checked_and_atomic() {
         .await
         .unwrap();
     for refused in [
-        Change::CreateStream { id: ids[0], kind: 0 },
-        Change::CreateStream { id: StreamId(99), kind: 0 },
+        creation(ids[0], KIND_LOG),
+        creation(StreamId(99), KIND_LOG),
         delete(ids[1]),
         Change::TrimStream { id: ids[0], epoch: StreamEpoch(0), to: StreamOffset(1) },
-        Change::NextStreamId(StreamId(0)),
-        Change::BindWal(uuid::Uuid::nil()),
-        Change::LogUploaded(LogOffset(1)),
+        Change::CreateStream { id: ids[1], kind: 0, label: label(MAX_LABEL_BYTES + 1) },
     ] {
+        let appended = server.store.stats().wal.appended;
         let list = vec![put("topic/c", b"no"), refused.clone()];
         let error = server.store.commit(list).await.unwrap_err();
         assert!(matches!(error, StoreError::InvalidChange(_)), "{refused:?}: {error}");
+        assert_eq!(server.store.stats().wal.appended, appended, "nothing is recorded");
     }
-    let create = Change::CreateStream { id: ids[1], kind: 0 };
+    let create = Change::CreateStream { id: ids[1], kind: KIND_LOG, label: label(MAX_LABEL_BYTES) };
     let twice = vec![create.clone(), create.clone()];
     assert!(server.store.commit(twice).await.unwrap_err().to_string().contains("is not new"));
     server.store.commit(vec![create]).await.expect("a refusal does not use up an id");
@@ -419,8 +427,7 @@ async fn commits_are_checked_and_atomic() {
 
     // Dropping the future leaves nothing half-done.
     let id = server.store.new_stream_ids(1).await.unwrap()[0];
-    let commit =
-        server.store.commit(vec![Change::CreateStream { id, kind: 0 }, put("topic/d", b"4")]);
+    let commit = server.store.commit(vec![creation(id, KIND_LOG), put("topic/d", b"4")]);
     assert!(Box::pin(commit).as_mut().now_or_never().is_none());
     eventually("the commit finishes by itself", || server.store.stream(id).is_some()).await;
     server.close().await;
@@ -435,17 +442,26 @@ async fn catalog_and_wal_must_belong_together() {
     drop(stream);
     server.close().await;
 
-    let catalog = std::mem::take(&mut world.catalog);
-    let error =
-        world.try_start(Arc::new(())).await.err().expect("an empty catalog, a WAL with records");
-    assert!(matches!(error, StoreError::OldCatalog { version: 0, .. }), "{error}");
+    let objects = std::mem::take(&mut world.objects);
+    let error = world.try_start(Arc::new(())).await.err().expect("no catalog, a WAL with records");
+    let StoreError::NoCatalog { wal, epoch: 1 } = error else { panic!("{error}") };
+    assert_eq!(wal, world.header().wal_id);
+    assert_eq!(contents(&world.objects).await, [], "nothing was written");
 
+    // The store with the id of the other WAL.
     let mut other = World::new(WAL_BYTES, 2);
-    other.catalog = catalog.clone();
+    let foreign = other.header().wal_id;
+    other.objects = objects.clone();
+    let bound = object_store::path::Path::from(format!("wals/{foreign}"));
+    objects.put(&bound, wal.to_string().into()).await.unwrap();
+    let before = contents(&objects).await;
     let error = other.try_start(Arc::new(())).await.err().expect("another WAL");
-    assert!(matches!(error, StoreError::WrongWal { .. }), "{error}");
+    let StoreError::WrongWal { catalog, wal: found } = error else { panic!("{error}") };
+    assert_eq!((catalog, found), (wal, foreign));
+    assert_eq!(contents(&objects).await, before, "nothing was written");
+    objects.delete(&bound).await.unwrap();
 
-    world.catalog = catalog;
+    world.objects = objects;
     world.options = Options { upload_bytes: 1, ..world.options.clone() };
     let error = world.try_start(Arc::new(())).await.err().expect("a bad option");
     assert!(matches!(error, StoreError::InvalidOption(_)), "{error}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use alluvium_device::sim::Faults;
 use alluvium_stream::{
-    AppendError, Batch, Catalog, Change, KIND_LOG, KIND_STATE, StoreError, StreamEpoch, StreamId,
+    AppendError, Batch, Change, KIND_LOG, KIND_STATE, StoreError, StreamEpoch, StreamId,
     StreamOffset, StreamWriter,
 };
 use common::*;
@@ -68,7 +68,8 @@ async fn a_newer_writer_fences_the_older_one() {
         let newer = open(&server, id, 20).await.unwrap();
         assert_eq!((newer.next_offset(), newer.newest_epoch()), (StreamOffset(6), newer.epoch()));
 
-        let before = world.catalog.load().unwrap();
+        let appended = || server.store.stats().wal.appended;
+        let before = appended();
         assert_appends_nothing(&oldest, 20);
         assert_appends_nothing(&older, 20);
         assert_fenced(older.trim(StreamOffset(2)).await, 7, 20);
@@ -83,7 +84,7 @@ async fn a_newer_writer_fences_the_older_one() {
         let unheard = Change::DeleteStream { id, epoch: StreamEpoch(21) };
         let refused = server.store.commit(vec![unheard]).await.unwrap_err();
         assert!(matches!(refused, StoreError::InvalidChange(_)), "{refused}");
-        assert_eq!(world.catalog.load().unwrap(), before, "a refusal changes nothing");
+        assert_eq!(appended(), before, "a refusal records nothing");
         assert_eq!(read_from(&older, 0, 1 << 20).await, batches, "reads need no epoch");
 
         batches.extend(write(&server, &newer, 3).await);
@@ -100,39 +101,42 @@ async fn a_newer_writer_fences_the_older_one() {
 }
 
 #[tokio::test]
-async fn opening_with_the_same_epoch_commits_nothing() {
+async fn opening_with_the_same_epoch_records_nothing() {
     let mut world = World::new(WAL_BYTES, 1);
     let server = world.start().await;
     let id = server.create_log().await.id();
-    let version = || world.catalog.load().unwrap().version;
-    let before = version();
+    let appended = || server.store.stats().wal.appended;
+    let before = appended();
     let [zero, again] = [open(&server, id, 0).await.unwrap(), open(&server, id, 0).await.unwrap()];
-    assert_eq!(version(), before);
+    assert_eq!(appended(), before);
     write(&server, &zero, 1).await;
     write(&server, &again, 1).await;
     write(&server, &zero, 1).await;
+    let before = appended();
     let three = open(&server, id, 3).await.unwrap();
-    assert_eq!(version(), before + 1);
+    assert!(appended() > before, "a newer one is recorded");
+    let before = appended();
     assert_fenced(again.close().await, 0, 3);
     drop(open(&server, id, 3).await.unwrap());
     three.close().await.unwrap();
     let after_close = open(&server, id, 3).await.unwrap();
+    assert_eq!(appended(), before);
     write(&server, &after_close, 1).await;
-    assert_eq!(version(), before + 1);
     drop(after_close);
     server.crash(&mut world);
 
     let server = world.start().await;
-    let version = || world.catalog.load().unwrap().version;
-    let before = version();
-    write(&server, &open(&server, id, 3).await.unwrap(), 1).await;
-    assert_eq!(version(), before);
+    let before = server.store.stats().wal.appended;
+    let writer = open(&server, id, 3).await.unwrap();
+    assert_eq!(server.store.stats().wal.appended, before);
+    write(&server, &writer, 1).await;
+    drop(writer);
     assert_fenced(open(&server, id, 2).await, 2, 3);
     server.close().await;
 }
 
-/// An accepted batch may be acknowledged at any time, so opening waits for it; later ones are
-/// refused, although their writer does not know about the newer one yet.
+/// An accepted batch may be acknowledged at any time, so opening waits for it. The older writer
+/// appends until the opening is durable, although the log has its record already.
 #[tokio::test]
 async fn appends_in_flight_are_durable_before_the_new_writer_begins() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -140,28 +144,32 @@ async fn appends_in_flight_are_durable_before_the_new_writer_begins() {
     let older = server.create_log().await;
     let id = older.id();
     server.stepper.hold(true);
-    let batches: Vec<_> = (0..3).map(|base| batch(id, base, 1, 20_000)).collect();
+    let batches: Vec<_> = (0..4).map(|base| batch(id, base, 1, 10_000)).collect();
     let mut pending = Vec::new();
-    for batch in &batches {
+    for batch in &batches[..3] {
         pending.push(append(&server.store, &older, batch).await);
     }
     let mut again = Box::pin(open(&server, id, 0));
     assert!((&mut again).now_or_never().is_none(), "the same epoch waits, too");
+    let before = server.store.stats().wal.appended;
     let mut opening = Box::pin(open(&server, id, 1));
     assert!((&mut opening).now_or_never().is_none());
-    eventually("it is committed", || older.newest_epoch() == StreamEpoch(1)).await;
+    eventually("it is recorded", || server.store.stats().wal.appended > before).await;
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert!((&mut opening).now_or_never().is_none(), "nothing is durable yet");
-    assert_appends_nothing(&older, 1);
-    assert_eq!((older.next_offset(), older.durable_end()), (StreamOffset(3), StreamOffset(0)));
+    assert_eq!(older.newest_epoch(), StreamEpoch(0));
+    pending.push(append(&server.store, &older, &batches[3]).await);
+    assert_eq!((older.next_offset(), older.durable_end()), (StreamOffset(4), StreamOffset(0)));
 
     server.stepper.hold(false);
     let newer = tokio::time::timeout(HANG, opening).await.expect("it hangs").unwrap();
-    assert_eq!((newer.next_offset(), newer.durable_end()), (StreamOffset(3), StreamOffset(3)));
+    assert_eq!((newer.next_offset(), newer.durable_end()), (StreamOffset(4), StreamOffset(4)));
+    assert_appends_nothing(&older, 1);
     for done in pending {
         done.await.expect("it was accepted before");
     }
-    again.await.expect("it had begun before");
+    let refused = again.await.err();
+    assert!(matches!(refused, None | Some(StoreError::Fenced { .. })), "{refused:?}");
     assert_eq!(read_from(&newer, 0, 1 << 20).await, batches);
     drop((newer, older));
     server.power_cut(&mut world);
@@ -260,20 +268,22 @@ async fn a_crash_right_after_the_opening_keeps_the_epoch() {
 }
 
 #[tokio::test]
-async fn a_crash_before_or_after_the_commit_leaves_one_writer() {
+async fn a_crash_before_or_after_the_opening_is_durable_leaves_one_writer() {
     for end in ENDS {
-        for (mode, newest) in [(CatalogMode::Dead, 4), (CatalogMode::LosesAnswers, 5)] {
+        for newest in [4, 5] {
             let mut world = World::new(WAL_BYTES, 1);
             let server = world.start().await;
             let id = server.create_log().await.id();
             let older = open(&server, id, 4).await.unwrap();
             let batches = write(&server, &older, 3).await;
-            server.catalog.set(mode);
-            let failed = open(&server, id, 5).await.err().expect("the outcome is unknown");
-            assert!(matches!(failed, StoreError::Catalog(_)), "{failed}");
-            let refused = older.append(new_batch(&batch(id, 3, 1, 100))).err();
-            assert!(matches!(refused, Some(AppendError::Failed(_))), "{refused:?}");
-            drop(older);
+            server.stepper.hold(true);
+            let mut opening = Box::pin(open(&server, id, 5));
+            assert!((&mut opening).now_or_never().is_none());
+            eventually("its record is in flight", || !world.disk.queued().is_empty()).await;
+            if newest == 5 {
+                world.disk.run_until_idle();
+            }
+            drop((opening, older));
             end(server, &mut world);
 
             let server = world.start().await;
@@ -289,7 +299,7 @@ async fn a_crash_before_or_after_the_commit_leaves_one_writer() {
     }
 }
 
-/// The epoch was committed, and what the older writer had in flight is lost: it was not
+/// What the older writer had in flight, and the record of the opening, are lost: neither was
 /// acknowledged.
 #[tokio::test]
 async fn a_log_failure_during_the_opening_fails_it() {
@@ -300,20 +310,23 @@ async fn a_log_failure_during_the_opening_fails_it() {
     let batches = write(&server, &older, 2).await;
     server.stepper.hold(true);
     let lost = append(&server.store, &older, &batch(id, 2, 1, 100)).await;
+    let before = server.store.stats().wal.appended;
     let mut opening = Box::pin(open(&server, id, 1));
     assert!((&mut opening).now_or_never().is_none());
-    eventually("it is committed", || older.newest_epoch() == StreamEpoch(1)).await;
+    eventually("it is recorded", || server.store.stats().wal.appended > before).await;
     world.disk.set_faults(Faults { write_error: 1.0, ..Default::default() });
     server.stepper.hold(false);
     let failed = tokio::time::timeout(HANG, opening).await.expect("it hangs").err();
     assert!(matches!(failed, Some(StoreError::Wal(_))), "{failed:?}");
     lost.await.unwrap_err();
+    let refused = older.append(new_batch(&batch(id, 3, 1, 100))).err();
+    assert!(matches!(refused, Some(AppendError::Failed(_))), "{refused:?}");
     drop(older);
     server.power_cut(&mut world);
     world.disk.set_faults(Faults::default());
     let server = world.start().await;
-    assert_fenced(open(&server, id, 0).await, 0, 1);
     let newer = open(&server, id, 1).await.unwrap();
+    assert_fenced(open(&server, id, 0).await, 0, 1);
     assert_eq!(read_from(&newer, 0, 1 << 20).await, batches);
     drop(newer);
     server.close().await;

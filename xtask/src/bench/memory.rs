@@ -111,7 +111,6 @@ impl Bound {
                 "compaction: 8 spans of 2 MiB, 7 MiB of indexes, parts of 2 objects",
                 8.0 * 2.0 + 7.0 + 2.0 * object(2.0),
             ),
-            ("the catalog's page cache", 8.0),
             ("requests of these clients (at most 256 MiB of any)", requests.min(256.0)),
             ("responses to these clients (at most 2 x 512 MiB to any)", responses.min(1024.0)),
             // Waiting answers, and buffers.

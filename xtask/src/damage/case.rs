@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::faults::{Fault, Plan, Target};
 use super::files::Files;
 use super::image::{BUSY, End, IDLE, IDLE_PRODUCER, Image, Load, step};
-use super::layout::Extent;
+use super::layout::{Class, Extent};
 use super::log_lines::{Reported, advice, final_error, panic_in};
 use super::model::{Idempotent, Model, Outcome, Partition, Session};
 use super::observe::{Observation, Reader};
@@ -95,9 +95,15 @@ struct Run<'a> {
     rng: Rng,
     reported: Reported,
     reach: Option<BTreeSet<Extent>>,
+    /// Whether the server must start.
+    must_start: bool,
+    /// Names of which a refusal to start must contain one.
+    named: Vec<String>,
     findings: Vec<Finding>,
     /// Offsets that may be missing at the next start without a report.
     window: Offsets,
+    /// Whether changes of the catalog may be missing at the next start without a report.
+    changes_in_window: bool,
     /// The bytes of the log that have been searched for panics.
     searched_bytes: usize,
 }
@@ -124,8 +130,11 @@ impl Case<'_> {
             rng: Rng::new(self.seed ^ 0x5eed),
             reported: Reported::default(),
             reach: plan.reach.clone(),
+            must_start: plan.must_start,
+            named: plan.named.clone(),
             findings: Vec::new(),
             window: Offsets::new(),
+            changes_in_window: false,
             searched_bytes: 0,
         };
         let damaged;
@@ -176,6 +185,7 @@ impl Run<'_> {
         let Some(records) = unproven(before, damaged) else { return true };
         if !self.case.no_window {
             self.window = offsets(&records, &self.case.image.streams);
+            self.changes_in_window = records.iter().any(|it| it.class == Class::Catalog);
         }
         matches!(self.case.image.load, Load::Plain | Load::Compacted)
     }
@@ -196,6 +206,7 @@ impl Run<'_> {
         let files = Files::load(&self.installation.directory)?;
         let Some(plan) = self.case.plan(&files) else { return Ok(None) };
         self.reach = plan.reach.clone();
+        (self.must_start, self.named) = (plan.must_start, plan.named.clone());
         for edit in &plan.edits {
             // The server may have removed the file; then there is no target.
             if let Err(error) = edit.apply(&self.installation.directory) {
@@ -222,6 +233,7 @@ impl Run<'_> {
         self.stop(process)?;
         // Writing a header closes the window.
         self.window.clear();
+        self.changes_in_window = false;
         self.open_window(&files, &Files::load(&self.installation.directory)?);
         Ok(Some((plan, damaged, is_serving)))
     }
@@ -332,6 +344,14 @@ impl Run<'_> {
 
     fn add_end(&mut self, status: ExitStatus, message: &str, good: Verdict) {
         let directory = self.installation.directory.display().to_string();
+        if good == Verdict::Refused {
+            if self.must_start {
+                self.add_finding(Verdict::NeedlessRefusal, message);
+            } else if !is_named(&self.named, message) {
+                let names = self.named.join(" or ");
+                self.add_finding(Verdict::NoAdvice, format!("it does not name {names}: {message}"));
+            }
+        }
         match (status.code(), advice(message, &directory)) {
             (None, _) => self.add_finding(Verdict::Crash, format!("{status}: {message}")),
             (Some(_), Ok(())) => self.add_finding(good, message),
@@ -377,6 +397,7 @@ impl Run<'_> {
             reach: self.reach.as_ref(),
             streams: &self.case.image.streams,
             window: &self.window,
+            changes_in_window: self.changes_in_window,
             health: &health,
         });
         self.findings.extend(found);
@@ -387,6 +408,10 @@ impl Run<'_> {
     /// Closes the silent window: removes the missing records from the model, since their offsets
     /// are used again. From now on, every acknowledged record must be present.
     fn close_window(&mut self, observation: &Observation) {
+        for (topic, exists) in &mut self.model.empty_topics {
+            *exists = observation.topics.contains(topic);
+        }
+        self.changes_in_window = false;
         for (partition, ranges) in std::mem::take(&mut self.window) {
             let Some(contents) = observation.partitions.get(&partition) else { continue };
             let offsets = ranges.iter().cloned().flatten();
@@ -405,12 +430,15 @@ impl Run<'_> {
         let mut refusals = Refusals::default();
         let mut worker = Worker::new(process.address, &mut self.model)?;
         let mut failed = None;
+        if self.rng.below(2) == 0 {
+            failed = worker.change_topics().err();
+        }
         for _ in 0..STEPS {
-            let done = step(&mut worker, load, &mut self.rng, false);
-            failed = refusals.take(done, &mut worker, &self.reported).err();
             if failed.is_some() {
                 break;
             }
+            let done = step(&mut worker, load, &mut self.rng, false);
+            failed = refusals.take(done, &mut worker, &self.reported).err();
         }
         if failed.is_none() {
             failed = end_some(&mut worker, &mut self.rng, &mut refusals, &self.reported).err();
@@ -478,6 +506,11 @@ impl Run<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a message contains one of these names, if there are any.
+fn is_named(names: &[String], message: &str) -> bool {
+    names.is_empty() || names.iter().any(|name| message.contains(name))
 }
 
 fn wait_for_uploads(process: &Process) -> Result<(), Error> {

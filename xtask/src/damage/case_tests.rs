@@ -20,6 +20,13 @@ fn the_metrics_must_exist_and_agree_with_the_log() {
 }
 
 #[test]
+fn a_refusal_must_contain_one_of_the_names_if_there_are_any() {
+    assert!(is_named(&[], "b"));
+    assert!(is_named(&["a".into(), "b".into()], "x b y"));
+    assert!(!is_named(&["a".into()], "x b y"));
+}
+
+#[test]
 fn an_idempotent_producer_may_be_refused_once_after_losing_a_batch() {
     let mut producer = Idempotent {
         producer_id: 1,

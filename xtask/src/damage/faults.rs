@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::files::{CATALOG, Content, DISK_CACHE, Edit, Files, OBJECTS, WAL};
+use super::files::{
+    CATALOGS, Content, DISK_CACHE, Edit, Files, MARK, OBJECT_STORE, OBJECTS, RESERVE, WAL, WAL_ID,
+};
 use super::layout::{
     Class, DATA_START, Extent, Object, PAGE, SLOTS, WalRecord, objects, wal_records,
 };
@@ -17,12 +19,16 @@ pub(super) struct Plan {
     /// The offsets that the changes may make lost or unreadable; no others may be. `None` if
     /// unknown.
     pub(super) reach: Option<BTreeSet<Extent>>,
+    /// Whether the server must start in spite of the damage.
+    pub(super) must_start: bool,
+    /// If not empty, a refusal to start must contain one of these names.
+    pub(super) named: Vec<String>,
 }
 
 /// The files that a fault is applied to.
 pub(super) struct Target<'a> {
     pub(super) files: &'a Files,
-    /// Earlier states of the log and the catalog.
+    /// Earlier states of the log and the object store.
     pub(super) earlier: &'a Files,
 }
 
@@ -54,7 +60,7 @@ pub(super) const FAULTS: &[Fault] = &[
         in_record(s, r, &[Class::State], false)
     }),
     fault("log: flip in a record's header", true, |s, r| {
-        in_record(s, r, &[Class::Data, Class::Transactional, Class::Marker, Class::State], true)
+        in_record(s, r, &Class::NOT_PADDING, true)
     }),
     fault("log: flip in padding", false, |s, r| in_record(s, r, &[Class::Padding], false)),
     fault("log: flip in a partition's last record", true, |s, r| last_of_stream(s, r, false)),
@@ -98,24 +104,50 @@ pub(super) const FAULTS: &[Fault] = &[
     fault("object: empty", true, |s, r| whole_object(s, r, FileDamage::Empty)),
     fault("object: longer than it was", false, |s, r| whole_object(s, r, FileDamage::Longer)),
     fault("object: lost", true, |s, r| whole_object(s, r, FileDamage::Lost)),
-    fault("object: all lost", true, |s, _| all_objects_lost(s)),
+    fault("object: all lost", true, |s, _| all_lost(s, OBJECTS)),
     fault("index: flip", true, |s, r| in_object(s, r, Part::Index, flip_of)),
     fault("index: zeroed", true, |s, r| in_object(s, r, Part::Index, zero_all_of)),
     fault("index: flip in the footer", true, |s, r| in_object(s, r, Part::Footer, flip_of)),
     fault("index: of another object", true, index_of_another),
-    fault("owner: flip", true, |s, r| owner(s, r, FileDamage::Flip)),
-    fault("owner: empty", true, |s, r| owner(s, r, FileDamage::Empty)),
-    fault("owner: lost", true, |s, r| owner(s, r, FileDamage::Lost)),
-    fault("catalog: flip", true, |s, r| catalog(s, r, FileDamage::Flip)),
-    fault("catalog: flip in its first page", false, |s, r| catalog(s, r, FileDamage::FlipFirst)),
-    fault("catalog: many flips", false, |s, r| catalog(s, r, FileDamage::ManyFlips)),
-    fault("catalog: a zeroed page", true, |s, r| catalog(s, r, FileDamage::Zero)),
-    fault("catalog: the first page zeroed", false, |s, r| catalog(s, r, FileDamage::ZeroFirst)),
-    fault("catalog: two pages swapped", true, |s, r| catalog(s, r, FileDamage::Swap)),
-    fault("catalog: truncated", false, |s, r| catalog(s, r, FileDamage::Truncated)),
-    fault("catalog: empty", false, |s, _| truncated(s, CATALOG, 0, None)),
-    fault("catalog: lost", false, |s, _| removed(s, CATALOG)),
-    fault("catalog: of an earlier time", false, |s, _| earlier(s, CATALOG)),
+    fault("object store: lost", true, |s, _| all_lost(s, OBJECT_STORE)),
+    fault("object store: flip in its mark", true, |s, r| needless(s, r, MARK, FileDamage::Flip)),
+    fault("object store: its mark lost", true, |s, r| needless(s, r, MARK, FileDamage::Lost)),
+    fault("object store: its reserve lost", true, |s, r| needless(s, r, RESERVE, FileDamage::Lost)),
+    fault("catalog: flip in the newest object", true, |s, r| {
+        of_chain(s, r, true, FileDamage::Flip)
+    }),
+    fault("catalog: the newest object truncated", true, |s, r| {
+        of_chain(s, r, true, FileDamage::Truncated)
+    }),
+    fault("catalog: the newest object empty", false, |s, r| {
+        of_chain(s, r, true, FileDamage::Empty)
+    }),
+    fault("catalog: the newest object lost", true, |s, r| of_chain(s, r, true, FileDamage::Lost)),
+    fault("catalog: flip in an object", true, |s, r| of_chain(s, r, false, FileDamage::Flip)),
+    fault("catalog: many flips in an object", false, |s, r| {
+        of_chain(s, r, false, FileDamage::ManyFlips)
+    }),
+    fault("catalog: an object zeroed", true, |s, r| of_chain(s, r, false, FileDamage::Zero)),
+    fault("catalog: an object truncated", false, |s, r| {
+        of_chain(s, r, false, FileDamage::Truncated)
+    }),
+    fault("catalog: an object longer than it was", false, |s, r| {
+        of_chain(s, r, false, FileDamage::Longer)
+    }),
+    fault("catalog: an object lost", true, |s, r| of_chain(s, r, false, FileDamage::Lost)),
+    fault("catalog: two objects swapped", true, chain_swapped),
+    fault("catalog: flip in the newest snapshot", true, |s, r| snapshot(s, r, FileDamage::Flip)),
+    fault("catalog: the newest snapshot zeroed", false, |s, r| snapshot(s, r, FileDamage::Zero)),
+    fault("catalog: the newest snapshot truncated", false, |s, r| {
+        snapshot(s, r, FileDamage::Truncated)
+    }),
+    fault("catalog: the newest snapshot lost", true, |s, r| snapshot(s, r, FileDamage::Lost)),
+    fault("catalog: all snapshots lost", true, snapshots_lost),
+    fault("catalog: lost", true, |s, _| all_lost(s, CATALOGS)),
+    fault("catalog: of an earlier time", true, earlier_catalog),
+    fault("log id: flip", true, |s, r| damage_file(s.files, WAL_ID, r, FileDamage::Flip)),
+    fault("log id: empty", false, |s, r| damage_file(s.files, WAL_ID, r, FileDamage::Empty)),
+    fault("log id: lost", true, |s, r| needless(s, r, WAL_ID, FileDamage::Lost)),
     fault("disk cache: flip", true, |s, r| cache_file(s, r, FileDamage::Flip)),
     fault("disk cache: many flips", true, |s, r| cache_file(s, r, FileDamage::ManyFlips)),
     fault("disk cache: a zeroed page", true, |s, r| cache_file(s, r, FileDamage::Zero)),
@@ -126,12 +158,14 @@ pub(super) const FAULTS: &[Fault] = &[
     fault("disk cache: truncated", true, |s, r| cache_file(s, r, FileDamage::Truncated)),
     fault("disk cache: a file lost", true, |s, r| cache_file(s, r, FileDamage::Lost)),
     fault("disk cache: lost", true, cache_lost),
+    fault("log: flip in changes of the catalog", true, |s, r| {
+        in_record(s, r, &[Class::Catalog], false)
+    }),
 ];
 
 #[derive(Clone, Copy)]
 enum FileDamage {
     Flip,
-    FlipFirst,
     ManyFlips,
     Zero,
     ZeroFirst,
@@ -242,7 +276,8 @@ fn in_record(
 
 fn last_of_stream(target: &Target<'_>, rng: &mut Rng, in_header: bool) -> Option<Plan> {
     let mut records = wal_records(target.files);
-    records.retain(|record| record.class != Class::Padding && record.class != Class::State);
+    let is_of_partition = |record: &WalRecord| !record.class.is_of_server();
+    records.retain(is_of_partition);
     let streams: BTreeSet<u64> = records.iter().map(|record| record.extent.stream).collect();
     let streams: Vec<u64> = streams.into_iter().collect();
     let stream = *pick(&streams, rng)?;
@@ -420,6 +455,7 @@ fn truncated(
         edits: vec![Edit::Truncate { file: file.to_owned(), len }],
         descriptions: vec![format!("{file}: truncated from {before} to {len} bytes")],
         reach,
+        ..Plan::default()
     })
 }
 
@@ -428,7 +464,7 @@ fn removed(target: &Target<'_>, file: &str) -> Option<Plan> {
     Some(Plan {
         edits: vec![Edit::Remove { file: file.to_owned() }],
         descriptions: vec![format!("{file}: removed")],
-        reach: None,
+        ..Plan::default()
     })
 }
 
@@ -437,7 +473,7 @@ fn earlier(target: &Target<'_>, file: &str) -> Option<Plan> {
     Some(Plan {
         edits: vec![Edit::Replace { file: file.to_owned(), content }],
         descriptions: vec![format!("{file}: replaced by an earlier state")],
-        reach: None,
+        ..Plan::default()
     })
 }
 
@@ -561,14 +597,12 @@ fn whole_object(target: &Target<'_>, rng: &mut Rng, damage: FileDamage) -> Optio
     Some(plan)
 }
 
-fn all_objects_lost(target: &Target<'_>) -> Option<Plan> {
-    if target.files.objects().is_empty() {
-        return None;
-    }
+fn all_lost(target: &Target<'_>, directory: &str) -> Option<Plan> {
+    target.files.below(directory).next()?;
     Some(Plan {
-        edits: vec![Edit::RemoveAll { directory: OBJECTS.to_owned() }],
-        descriptions: vec![format!("{OBJECTS}: removed")],
-        reach: None,
+        edits: vec![Edit::RemoveAll { directory: directory.to_owned() }],
+        descriptions: vec![format!("{directory}: removed")],
+        ..Plan::default()
     })
 }
 
@@ -586,23 +620,99 @@ fn index_of_another(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
     Some(plan)
 }
 
-fn owner(target: &Target<'_>, rng: &mut Rng, damage: FileDamage) -> Option<Plan> {
-    let name = target.files.owner()?;
-    let mut plan = match damage {
-        FileDamage::Lost => removed(target, name)?,
-        FileDamage::Empty => truncated(target, name, 0, None)?,
-        _ => {
-            let mut plan = Plan::default();
-            plan.flip(target.files, name, rng.below(target.files.get(name)?.len), rng)?;
-            plan
-        }
+/// Damages a file that the server can do without.
+fn needless(target: &Target<'_>, rng: &mut Rng, file: &str, damage: FileDamage) -> Option<Plan> {
+    let plan = damage_file(target.files, file, rng, damage)?;
+    Some(Plan { reach: Some(BTreeSet::new()), must_start: true, ..plan })
+}
+
+/// Returns the number in the name of an object of the catalog.
+fn number_of(name: &str) -> Option<u64> {
+    let number = name.rsplit('/').next()?.split('-').next()?;
+    u64::from_str_radix(number, 16).ok()
+}
+
+/// The number of the newest snapshot of the catalog.
+fn newest_snapshot(files: &Files) -> u64 {
+    let snapshots = files.catalog("snapshots");
+    snapshots.iter().filter_map(|name| number_of(name)).max().unwrap_or(0)
+}
+
+/// Picks a fence or a delta, half of the time one that no snapshot replaces.
+fn pick_in_chain<'a>(target: &Target<'a>, rng: &mut Rng) -> Option<&'a str> {
+    let mut chain = target.files.catalog("chain");
+    if rng.below(2) == 0 {
+        let newest = newest_snapshot(target.files);
+        chain.retain(|file| number_of(file).is_some_and(|number| number >= newest));
+    }
+    pick(&chain, rng).copied()
+}
+
+/// Completes a plan with damage to fences and deltas: all records are still there. If a snapshot is
+/// after them, they are not needed; otherwise a refusal names one of them.
+fn damages_chain(target: &Target<'_>, damaged: &[&str], plan: Plan) -> Plan {
+    let newest = newest_snapshot(target.files);
+    let name = |file: &&str| {
+        let name = file.strip_prefix(OBJECT_STORE).unwrap_or(file);
+        name.trim_start_matches('/').to_owned()
     };
-    plan.reach = Some(BTreeSet::new());
+    Plan {
+        reach: Some(BTreeSet::new()),
+        must_start: damaged.iter().all(|file| number_of(file).is_some_and(|it| it < newest)),
+        named: damaged.iter().map(name).collect(),
+        ..plan
+    }
+}
+
+fn of_chain(target: &Target<'_>, rng: &mut Rng, newest: bool, damage: FileDamage) -> Option<Plan> {
+    let last = target.files.catalog("chain").pop()?;
+    let file = if newest { last } else { pick_in_chain(target, rng)? };
+    let plan = damage_file(target.files, file, rng, damage)?;
+    let mut plan = damages_chain(target, &[file], plan);
+    if matches!(damage, FileDamage::Lost) && file == last {
+        // The catalog is as it was before, which the log shows.
+        plan.named.clear();
+    }
     Some(plan)
 }
 
-fn catalog(target: &Target<'_>, rng: &mut Rng, damage: FileDamage) -> Option<Plan> {
-    damage_file(target.files, CATALOG, rng, damage)
+fn chain_swapped(target: &Target<'_>, rng: &mut Rng) -> Option<Plan> {
+    let (one, other) = (pick_in_chain(target, rng)?, pick_in_chain(target, rng)?);
+    if one == other {
+        return None;
+    }
+    let mut plan = Plan::default();
+    for (to, from) in [(one, other), (other, one)] {
+        let (file, content) = (to.to_owned(), target.files.get(from)?.clone());
+        plan.edits.push(Edit::Replace { file, content });
+        plan.descriptions.push(format!("{to}: the content of {from}"));
+    }
+    Some(damages_chain(target, &[one, other], plan))
+}
+
+/// A snapshot is passed over if it is damaged: the objects before it are kept for a day.
+fn snapshot(target: &Target<'_>, rng: &mut Rng, damage: FileDamage) -> Option<Plan> {
+    let newest = target.files.catalog("snapshots").pop()?;
+    needless(target, rng, newest, damage)
+}
+
+fn snapshots_lost(target: &Target<'_>, _: &mut Rng) -> Option<Plan> {
+    let mut plan = Plan { must_start: true, ..Plan::bounded() };
+    for file in target.files.catalog("snapshots") {
+        plan.edits.push(Edit::Remove { file: file.to_owned() });
+        plan.descriptions.push(format!("{file}: removed"));
+    }
+    (!plan.edits.is_empty()).then_some(plan)
+}
+
+/// Objects of the catalog never change, so it is as before without the later ones.
+fn earlier_catalog(target: &Target<'_>, _: &mut Rng) -> Option<Plan> {
+    let mut plan = Plan::bounded();
+    for file in target.files.below(CATALOGS).filter(|file| target.earlier.get(file).is_none()) {
+        plan.edits.push(Edit::Remove { file: file.to_owned() });
+        plan.descriptions.push(format!("{file}: removed"));
+    }
+    (!plan.edits.is_empty()).then_some(plan)
 }
 
 fn cache_file(target: &Target<'_>, rng: &mut Rng, damage: FileDamage) -> Option<Plan> {
@@ -611,10 +721,9 @@ fn cache_file(target: &Target<'_>, rng: &mut Rng, damage: FileDamage) -> Option<
     };
     let names: Vec<&str> =
         target.files.0.iter().filter(is_used).map(|(name, _)| name.as_str()).collect();
-    let mut plan = damage_file(target.files, pick(&names, rng)?, rng, damage)?;
     // Everything in the cache is also in the objects.
-    plan.reach = Some(BTreeSet::new());
-    Some(plan)
+    let name = pick(&names, rng)?;
+    needless(target, rng, name, damage)
 }
 
 /// Plans damage to a file regardless of its format.
@@ -626,15 +735,15 @@ fn damage_file(files: &Files, file: &str, rng: &mut Rng, damage: FileDamage) -> 
     let any = |rng: &mut Rng| pick(&pages, rng).copied();
     let mut plan = Plan::default();
     match damage {
-        FileDamage::Flip => {
-            let at = any(rng)? * PAGE + rng.below(PAGE);
-            plan.flip(files, file, at.min(content.len - 1), rng)?;
-        }
-        FileDamage::FlipFirst => plan.flip(files, file, rng.below(320.min(content.len)), rng)?,
-        FileDamage::ManyFlips => {
-            for _ in 0..2 + rng.below(30) {
-                let at = any(rng)? * PAGE + rng.below(PAGE);
-                plan.flip(files, file, at.min(content.len - 1), rng)?;
+        FileDamage::Flip | FileDamage::ManyFlips => {
+            let flips = match damage {
+                FileDamage::ManyFlips => 2 + rng.below(30),
+                _ => 1,
+            };
+            for _ in 0..flips {
+                let page = any(rng)? * PAGE;
+                let at = page + rng.below(PAGE.min(content.len - page));
+                plan.flip(files, file, at, rng)?;
             }
         }
         FileDamage::Zero | FileDamage::ZeroFirst => {
@@ -656,7 +765,10 @@ fn damage_file(files: &Files, file: &str, rng: &mut Rng, damage: FileDamage) -> 
             let len = rng.below(content.len);
             plan = truncated(&Target { files, earlier: files }, file, len, None)?;
         }
-        FileDamage::Empty | FileDamage::Longer => return None,
+        FileDamage::Empty => plan = truncated(&Target { files, earlier: files }, file, 0, None)?,
+        FileDamage::Longer => {
+            plan.write(file, content.len, garbage(1 + rng.below(PAGE), rng), "appended");
+        }
         FileDamage::Lost => plan = removed(&Target { files, earlier: files }, file)?,
     }
     Some(plan)
@@ -670,37 +782,11 @@ fn cache_lost(target: &Target<'_>, _: &mut Rng) -> Option<Plan> {
         edits: vec![Edit::RemoveAll { directory: DISK_CACHE.to_owned() }],
         descriptions: vec![format!("{DISK_CACHE}: removed")],
         reach: Some(BTreeSet::new()),
+        must_start: true,
+        ..Plan::default()
     })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_seed_determines_the_plan_and_every_plan_changes_the_file() {
-        let bytes: Vec<u8> = (0..40_960_u32).map(|at| (at % 251) as u8).collect();
-        let files = Files([(CATALOG.to_owned(), Content::new(bytes.clone()))].into());
-        let target = Target { files: &files, earlier: &files };
-        for fault in FAULTS.iter().filter(|fault| fault.name.starts_with("catalog: ")) {
-            for seed in 0..20 {
-                let plan = (fault.plan)(&target, &mut Rng::new(seed));
-                let again = (fault.plan)(&target, &mut Rng::new(seed));
-                let edits = |plan: &Option<Plan>| plan.as_ref().map(|plan| plan.edits.clone());
-                assert_eq!(edits(&plan), edits(&again), "{}, seed {seed}", fault.name);
-                for edit in edits(&plan).into_iter().flatten() {
-                    if let Edit::Write { at, bytes: written, .. } = edit {
-                        let there = &bytes[at as usize..at as usize + written.len()];
-                        assert_ne!(there, written, "{}, seed {seed}", fault.name);
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn names_are_unique() {
-        let names: BTreeSet<&str> = FAULTS.iter().map(|fault| fault.name).collect();
-        assert_eq!(names.len(), FAULTS.len());
-    }
-}
+#[path = "faults_tests.rs"]
+mod tests;

@@ -10,10 +10,18 @@ use crate::Error;
 
 /// The write-ahead log, relative to the directory of a server.
 pub(super) const WAL: &str = "data/wal";
-/// The catalog.
-pub(super) const CATALOG: &str = "data/catalog.redb";
-/// The objects.
-pub(super) const OBJECTS: &str = "data/objects";
+/// The id of the write-ahead log.
+pub(super) const WAL_ID: &str = "data/wal-id";
+/// The object store.
+pub(super) const OBJECT_STORE: &str = "data/objects";
+/// The data objects in it.
+pub(super) const OBJECTS: &str = "data/objects/streams";
+/// The catalogs in it.
+pub(super) const CATALOGS: &str = "data/objects/catalogs";
+/// The file that identifies its directory.
+pub(super) const MARK: &str = "data/objects/alluvium-objects#0";
+/// The file that keeps space in it.
+pub(super) const RESERVE: &str = "data/objects/alluvium-reserve#0";
 /// The disk cache.
 pub(super) const DISK_CACHE: &str = "disk-cache";
 const CHUNK_BYTES: usize = 1 << 20;
@@ -128,16 +136,25 @@ impl Files {
         self.0.get(name)
     }
 
-    /// Returns the names of the objects, without the owner object.
+    /// Returns the names of the data objects.
     pub(super) fn objects(&self) -> Vec<&str> {
-        let is_object = |name: &&str| name.starts_with(OBJECTS) && !name.ends_with("/owner");
-        self.0.keys().map(String::as_str).filter(is_object).collect()
+        self.below(OBJECTS).collect()
     }
 
-    /// Returns the name of the owner object.
-    pub(super) fn owner(&self) -> Option<&str> {
-        let mut names = self.0.keys().map(String::as_str);
-        names.find(|name| name.starts_with(OBJECTS) && name.ends_with("/owner"))
+    /// Returns the names of the files below a directory.
+    pub(super) fn below<'a>(&'a self, directory: &'a str) -> impl Iterator<Item = &'a str> {
+        let names = self.0.keys().map(String::as_str);
+        let is_below = move |name: &&'a str| {
+            name.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
+        };
+        names.filter(is_below)
+    }
+
+    /// Returns the names of the catalog's objects of one kind, in the order of their numbers:
+    /// `chain`, `snapshots` or `bodies`.
+    pub(super) fn catalog(&self, kind: &str) -> Vec<&str> {
+        let is_one = |name: &&str| name.rsplit('/').nth(1) == Some(kind);
+        self.below(CATALOGS).filter(is_one).collect()
     }
 }
 

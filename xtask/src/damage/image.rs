@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::files::{CATALOG, Files, WAL};
+use super::files::{CATALOGS, Files, WAL};
 use super::layout::{objects, wal_records};
 use super::log_lines::Reported;
 use super::model::{Model, Outcome, Partition};
@@ -27,8 +27,11 @@ const UPLOAD_LIMIT: Duration = Duration::from_secs(60);
 /// known after a SIGKILL.
 pub(super) const IDLE: Duration = Duration::from_secs(3);
 
-/// Steps under load between the last idle period and the end.
-const BURST: usize = 40;
+/// Steps of the load that are uploaded one by one: enough for two snapshots of the catalog.
+const UPLOADS: usize = 140;
+
+/// Half of the steps under load between the last idle period and the end.
+const BURST: usize = 20;
 
 /// The idempotent producer that writes as long as servers run, and the one that writes nothing
 /// between the damage and the second start after it.
@@ -202,6 +205,11 @@ fn run(
             }
             wait_until(&process, "alluvium_log_cache_pinned_bytes", &|bytes| bytes == 0.0)?;
         }
+        // Each upload adds an object to the catalog; a snapshot follows after 64 of them.
+        for _ in 0..UPLOADS {
+            step(&mut worker, load, &mut rng, true)?;
+            wait_until(&process, "alluvium_log_cache_pinned_bytes", &|bytes| bytes == 0.0)?;
+        }
         if load == Load::Compacted {
             let passes = "alluvium_kafka_log_compactions_total";
             wait_until(&process, passes, &|passes| passes > 0.0)?;
@@ -214,17 +222,19 @@ fn run(
     observe(&process, &model)?;
     process.end(Ending::Sigterm)?;
 
-    let earlier = Files::load(&installation.directory)?;
-    let kept = [WAL, CATALOG]
-        .map(|name| (name.to_owned(), earlier.get(name).cloned().unwrap_or_default()));
-    Files(kept.into()).keep(&directory.join("earlier"))?;
+    let mut earlier = Files::load(&installation.directory)?;
+    earlier.0.retain(|name, _| name == WAL || name.starts_with(CATALOGS));
+    earlier.keep(&directory.join("earlier"))?;
 
     // Data written from here on stays in the log.
     let process = started(installation, false)?;
     {
         let mut worker = Worker::new(process.address, &mut model)?;
-        for _ in 0..120 {
-            step(&mut worker, load, &mut rng, true)?;
+        for _ in 0..3 {
+            for _ in 0..40 {
+                step(&mut worker, load, &mut rng, true)?;
+            }
+            worker.change_topics()?;
         }
         // A transaction that stays open.
         if load == Load::Transactional {
@@ -252,6 +262,7 @@ fn run(
         reach: None,
         streams: &streams,
         window: &Offsets::new(),
+        changes_in_window: false,
         health: "",
     };
     if let Some(finding) = judge(&facts).first() {
@@ -259,6 +270,11 @@ fn run(
     }
     if end == End::KilledUnderLoad {
         let mut worker = Worker::new(process.address, &mut model)?;
+        for _ in 0..BURST {
+            step(&mut worker, load, &mut rng, true)?;
+        }
+        // Not in the catalog yet, but in the log, which the records after it prove.
+        worker.change_topics()?;
         for _ in 0..BURST {
             step(&mut worker, load, &mut rng, true)?;
         }

@@ -9,8 +9,10 @@ pub(super) const SLOTS: [u64; 2] = [0, 32 << 10];
 pub(super) const DATA_START: u64 = 64 << 10;
 const RECORD_HEADER: u64 = 32;
 const STREAM_HEADER: u64 = 40;
-/// The kind of a stream record that lists the ends of streams.
-const KIND_ENDS: u8 = 2;
+/// The kinds of a stream record that lists the ends of streams.
+const KINDS_ENDS: [u8; 3] = [2, 3, 5];
+/// The kind of a stream record that has changes of the catalog.
+const KIND_CATALOG: u8 = 4;
 const OBJECT_HEADER: u64 = 32;
 const FOOTER: u64 = 64;
 const INDEX_ENTRY: u64 = 56;
@@ -23,6 +25,12 @@ pub(super) struct Extent {
     pub(super) end: u64,
 }
 
+/// The extent of a record that has no offsets.
+const NO_EXTENT: Extent = Extent { stream: u64::MAX, start: 0, end: 0 };
+
+/// The extent of a record that has changes of the catalog.
+pub(super) const OF_CATALOG: Extent = Extent { stream: u64::MAX - 1, start: 0, end: 0 };
+
 /// The type of a log record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
@@ -34,7 +42,19 @@ pub(super) enum Class {
     Marker,
     /// State of the server's groups and transactions.
     State,
+    /// Changes of the catalog.
+    Catalog,
     Padding,
+}
+
+impl Class {
+    pub(super) const NOT_PADDING: [Self; 5] =
+        [Self::Data, Self::Transactional, Self::Marker, Self::State, Self::Catalog];
+
+    /// Whether it is not a record of a partition.
+    pub(super) fn is_of_server(self) -> bool {
+        matches!(self, Self::State | Self::Catalog | Self::Padding)
+    }
 }
 
 /// A record of the log.
@@ -120,10 +140,9 @@ pub(super) fn wal_records(files: &Files) -> Vec<WalRecord> {
         let len = RECORD_HEADER + u64::from(u32_at(&header, 4));
         let stream = &header[RECORD_HEADER as usize..];
         let (class, extent) = match &header[..4] {
-            b"ALRP" => (Class::Padding, Extent { stream: u64::MAX, start: 0, end: 0 }),
-            b"ALRD" if stream[1] == KIND_ENDS => {
-                (Class::State, Extent { stream: u64::MAX, start: 0, end: 0 })
-            }
+            b"ALRP" => (Class::Padding, NO_EXTENT),
+            b"ALRD" if KINDS_ENDS.contains(&stream[1]) => (Class::State, NO_EXTENT),
+            b"ALRD" if stream[1] == KIND_CATALOG => (Class::Catalog, OF_CATALOG),
             b"ALRD" => {
                 let (id, start) = (u64_at(stream, 8), u64_at(stream, 16));
                 let end = start + u64::from(u32_at(stream, 4));

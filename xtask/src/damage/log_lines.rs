@@ -23,6 +23,8 @@ pub(super) struct Reported {
     pub(super) streams: Vec<Range<i64>>,
     /// The log reports that its end is missing, without the offsets.
     pub(super) end: bool,
+    /// The log reports that changes of the catalog are lost.
+    pub(super) changes: bool,
     /// Transactions that were aborted because of a loss.
     pub(super) aborts: BTreeSet<Abort>,
     /// The log lines with losses, for the report.
@@ -123,6 +125,9 @@ impl Reported {
             }
             if lower.contains("the log ends at") {
                 (self.end, is_new) = (true, true);
+            }
+            if lower.contains("lists of changes of the catalog") && lower.contains(" are lost") {
+                (self.changes, is_new) = (true, true);
             }
             if let Some(abort) = abort_in(line, named) {
                 is_new |= self.aborts.insert(abort);
@@ -259,7 +264,7 @@ pub(super) fn advice(message: &str, directory: &str) -> Result<(), String> {
     }
     let lower = message.to_ascii_lowercase();
     let names_file = message.contains(directory) || lower.contains("/dev/");
-    let names_object = lower.contains("streams/");
+    let names_object = lower.contains("streams/") || lower.contains("catalogs/");
     if !names_file && !names_object {
         return Err("it names no file, device or object".into());
     }
@@ -384,9 +389,20 @@ mod tests {
     }
 
     #[test]
+    fn a_loss_of_changes_of_the_catalog_is_parsed() {
+        let line = "ERROR 1 lists of changes of the catalog were in the log and are lost: topics";
+        assert!(reported(line).changes);
+        assert!(!reported("WARN the catalog is behind").changes);
+    }
+
+    #[test]
     fn an_error_needs_a_file_and_advice() {
-        let good = "error: /run/3/data/wal: both headers are damaged; restore it from a copy";
-        assert_eq!(advice(good, "/run/3"), Ok(()));
+        for good in [
+            "error: /run/3/data/wal: both headers are damaged; restore it from a copy",
+            "error: object catalogs/1/chain/0000000000000007 is damaged: `alluvium rebuild`",
+        ] {
+            assert_eq!(advice(good, "/run/3"), Ok(()));
+        }
         for bad in [
             "",
             "error: both headers are damaged; restore it from a copy",

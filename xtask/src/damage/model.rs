@@ -125,6 +125,9 @@ pub(super) struct Model {
     pub(super) idempotent: Vec<Idempotent>,
     /// The next record's number.
     pub(super) next_id: u64,
+    /// Topics without records, and whether they exist: changes of the catalog alone.
+    #[serde(default)]
+    pub(super) empty_topics: BTreeMap<String, bool>,
     /// Offsets that were assigned again after another record may have been read there.
     #[serde(default)]
     pub(super) reused: Vec<(Partition, i64)>,

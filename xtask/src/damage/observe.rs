@@ -9,7 +9,7 @@ use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::PartitionData;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::{
-    BrokerId, FetchRequest, GroupId, ListOffsetsRequest, OffsetFetchRequest,
+    BrokerId, FetchRequest, GroupId, ListOffsetsRequest, MetadataRequest, OffsetFetchRequest,
 };
 use kafka_protocol::protocol::StrBytes;
 
@@ -88,6 +88,8 @@ pub(super) type Commits = BTreeMap<String, Result<Vec<(Partition, i64)>, i16>>;
 pub(super) struct Observation {
     pub(super) partitions: BTreeMap<Partition, PartitionContents>,
     pub(super) groups: Commits,
+    /// All topics.
+    pub(super) topics: BTreeSet<String>,
 }
 
 /// Reads from one server.
@@ -115,7 +117,7 @@ impl<'a> Reader<'a> {
         &mut self,
         pick: &mut dyn FnMut(u64) -> u64,
     ) -> Result<Observation, Error> {
-        let mut observation = Observation::default();
+        let mut observation = Observation { topics: self.topics()?, ..Observation::default() };
         for partition in self.model.partitions() {
             let mut contents = PartitionContents {
                 all: self.read(&partition, false)?,
@@ -137,6 +139,13 @@ impl<'a> Reader<'a> {
             observation.groups.insert(group.clone(), offsets);
         }
         Ok(observation)
+    }
+
+    fn topics(&mut self) -> Result<BTreeSet<String>, Error> {
+        let request = MetadataRequest::default().with_topics(None);
+        let answer = self.client.call(5, &request)?;
+        let names = answer.topics.into_iter().filter_map(|topic| topic.name);
+        Ok(names.map(|name| name.to_string()).collect())
     }
 
     fn fetch(

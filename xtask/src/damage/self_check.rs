@@ -140,6 +140,25 @@ const MODEL_ERRORS: &[ModelError] = &[
         },
     },
     ModelError {
+        name: "a topic that was never created",
+        load: Load::Plain,
+        expected: Verdict::SilentLoss,
+        detail: "its creation is lost",
+        plant: |model| {
+            model.empty_topics.insert("never".into(), true);
+        },
+    },
+    ModelError {
+        name: "a topic that was never deleted",
+        load: Load::Grouped,
+        expected: Verdict::SilentLoss,
+        detail: "its deletion is lost",
+        plant: |model| {
+            let mut topics = model.empty_topics.values_mut();
+            topics.find(|exists| **exists).map(|it| *it = false).expect("a topic exists");
+        },
+    },
+    ModelError {
         name: "a sequence number that is too high",
         load: Load::Plain,
         expected: Verdict::ProducerRefused,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::layout::Extent;
+use super::layout::{Extent, OF_CATALOG};
 use super::log_lines::Reported;
 use super::model::{Commit, Model, Partition, Record};
 use super::observe::{
@@ -41,6 +41,8 @@ pub(super) enum Verdict {
     LossExcessive,
     /// A refusal that does not name the file and the problem, or contains no advice.
     NoAdvice,
+    /// A refusal although nothing is damaged that the server needs.
+    NeedlessRefusal,
     /// Clients receive an error on which they retry forever.
     EndlessRetry,
     /// A producer is refused that has lost nothing, or is refused more than once.
@@ -60,7 +62,7 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
-    pub(super) const ALL: [Self; 21] = [
+    pub(super) const ALL: [Self; 22] = [
         Self::Intact,
         Self::LossReported,
         Self::LossBounded,
@@ -74,6 +76,7 @@ impl Verdict {
         Self::LossMisreported,
         Self::LossExcessive,
         Self::NoAdvice,
+        Self::NeedlessRefusal,
         Self::EndlessRetry,
         Self::ProducerRefused,
         Self::Hang,
@@ -105,6 +108,7 @@ impl fmt::Display for Verdict {
             Self::LossMisreported => "loss misreported",
             Self::LossExcessive => "more lost than damaged",
             Self::NoAdvice => "refused without advice",
+            Self::NeedlessRefusal => "refused needlessly",
             Self::EndlessRetry => "endless retry",
             Self::ProducerRefused => "producer refused",
             Self::Hang => "hang",
@@ -140,6 +144,8 @@ pub(super) struct Facts<'a> {
     pub(super) streams: &'a BTreeMap<u64, Partition>,
     /// Offsets that may be missing without a report.
     pub(super) window: &'a Offsets,
+    /// Whether changes of the catalog may be missing without a report.
+    pub(super) changes_in_window: bool,
     /// The answer of `/healthz`.
     pub(super) health: &'a str,
 }
@@ -167,6 +173,7 @@ pub(super) fn judge(facts: &Facts<'_>) -> Vec<Finding> {
             Finding::new(verdict, format!("{partition}: {what}: {count} from offset {first} on"))
         }));
     }
+    check_topics(facts, &mut findings);
     let visibility = visibility(facts);
     check_atomicity(facts, &visibility, &mut findings);
     check_groups(facts, &visibility, &mut findings);
@@ -197,6 +204,28 @@ fn is_store_unavailable(health: &str) -> bool {
     health.lines().any(|line| {
         line.starts_with("cold_reads_failing: ") && away.iter().any(|text| line.contains(text))
     })
+}
+
+/// Checks that each change of a topic without records is still in effect.
+fn check_topics(facts: &Facts<'_>, findings: &mut Vec<Finding>) {
+    for (topic, exists) in &facts.model.empty_topics {
+        if facts.observation.topics.contains(topic) == *exists {
+            continue;
+        }
+        let change = if *exists { "creation" } else { "deletion" };
+        let (verdict, how) = if facts.reported.changes {
+            (Verdict::LossReported, "lost, as the log reports")
+        } else if facts.changes_in_window {
+            (Verdict::InWindow, "lost in the silent window")
+        } else {
+            (Verdict::SilentLoss, "lost")
+        };
+        findings.push(Finding::new(verdict, format!("topic {topic}: its {change} is {how}")));
+        if facts.reach.is_some_and(|reach| !reach.contains(&OF_CATALOG)) {
+            let what = format!("topic {topic}: its {change} is lost, but not damaged");
+            findings.push(Finding::new(Verdict::LossExcessive, what));
+        }
+    }
 }
 
 fn unreadable_at(view: &View, offset: i64) -> Option<&UnreadableRange> {

@@ -29,6 +29,7 @@ fn model() -> Model {
     for offset in [2, 3] {
         model.commit("g", &partition(), Commit { offset, txn: None });
     }
+    model.empty_topics = [("there".into(), true), ("deleted".into(), false)].into();
     model
 }
 
@@ -59,6 +60,7 @@ fn observation(model: &Model) -> Observation {
     Observation {
         partitions: [(partition(), contents)].into(),
         groups: [("g".into(), Ok(vec![(partition(), 3)]))].into(),
+        topics: ["t".into(), "there".into()].into(),
     }
 }
 
@@ -73,6 +75,7 @@ struct Scene {
     reported: Reported,
     reach: Option<BTreeSet<Extent>>,
     window: Offsets,
+    changes_in_window: bool,
     health: &'static str,
 }
 
@@ -82,7 +85,8 @@ impl Scene {
         let observation = observation(&model);
         let health = "degraded: something";
         let (reported, window) = (Reported::default(), Offsets::new());
-        Self { model, observation, reported, reach: None, window, health }
+        let changes_in_window = false;
+        Self { model, observation, reported, reach: None, window, changes_in_window, health }
     }
 
     fn contents(&mut self) -> &mut PartitionContents {
@@ -114,6 +118,7 @@ impl Scene {
             reach: self.reach.as_ref(),
             streams: &streams,
             window: &self.window,
+            changes_in_window: self.changes_in_window,
             health: self.health,
         };
         judge(&facts).into_iter().map(|finding| finding.verdict).collect()
@@ -467,6 +472,27 @@ fn staged_offsets_share_the_outcome_of_their_transaction() {
     scene.contents().committed.records.remove(&2);
     assert_eq!(found(&mut scene, 3), [Verdict::LossReported, Verdict::LossReported]);
     assert_eq!(found(&mut scene, 7), [Verdict::LossReported, Verdict::WrongOutcome]);
+}
+
+#[test]
+fn topics_are_created_and_deleted_unless_a_loss_of_changes_is_reported() {
+    let change: [fn(&mut Scene) -> bool; 2] = [
+        |scene| scene.observation.topics.remove("there"),
+        |scene| scene.observation.topics.insert("deleted".into()),
+    ];
+    for change in change {
+        let mut scene = Scene::new();
+        assert!(change(&mut scene));
+        assert_eq!(scene.verdicts(), [Verdict::SilentLoss]);
+        scene.changes_in_window = true;
+        assert_eq!(scene.verdicts(), [Verdict::InWindow]);
+        scene.reported.changes = true;
+        assert_eq!(scene.verdicts(), [Verdict::LossReported]);
+        scene.reach = Some([OF_CATALOG].into());
+        assert_eq!(scene.verdicts(), [Verdict::LossReported]);
+        scene.reach = Some([Extent { stream: 7, start: 0, end: 9 }].into());
+        assert_eq!(scene.verdicts(), [Verdict::LossReported, Verdict::LossExcessive]);
+    }
 }
 
 #[test]

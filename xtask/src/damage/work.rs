@@ -17,9 +17,9 @@ use kafka_protocol::messages::txn_offset_commit_request::{
 };
 use kafka_protocol::messages::{
     AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, AddPartitionsToTxnResponse,
-    CreateTopicsRequest, EndTxnRequest, GroupId, InitProducerIdRequest, OffsetCommitRequest,
-    ProduceRequest, ProduceResponse, ProducerId, TransactionalId, TxnOffsetCommitRequest,
-    TxnOffsetCommitResponse,
+    CreateTopicsRequest, DeleteTopicsRequest, EndTxnRequest, GroupId, InitProducerIdRequest,
+    OffsetCommitRequest, ProduceRequest, ProduceResponse, ProducerId, TransactionalId,
+    TxnOffsetCommitRequest, TxnOffsetCommitResponse,
 };
 use kafka_protocol::protocol::{Request, StrBytes};
 
@@ -108,6 +108,18 @@ impl<'a> Worker<'a> {
         partitions: i32,
         configs: &[(&str, &str)],
     ) -> Result<(), Error> {
+        self.request_topic(name, partitions, configs)?;
+        let logs = (0..partitions).map(|_| Log::default()).collect();
+        self.model.topics.insert(name.to_owned(), logs);
+        Ok(())
+    }
+
+    fn request_topic(
+        &mut self,
+        name: &str,
+        partitions: i32,
+        configs: &[(&str, &str)],
+    ) -> Result<(), Error> {
         let configs = configs.iter().map(|(name, value)| {
             CreatableTopicConfig::default().with_name(string(name)).with_value(Some(string(value)))
         });
@@ -123,9 +135,44 @@ impl<'a> Worker<'a> {
         for topic in answer.topics {
             accepted("CreateTopics", topic.error_code)?;
         }
-        let logs = (0..partitions).map(|_| Log::default()).collect();
-        self.model.topics.insert(name.to_owned(), logs);
         Ok(())
+    }
+
+    /// Creates a topic without records, and deletes the oldest one if there are several.
+    pub(super) fn change_topics(&mut self) -> Result<(), Error> {
+        self.last_producer = None;
+        let name = format!("empty-{:04}", self.model.empty_topics.len());
+        let created = self.request_topic(&name, 1, &[]);
+        self.note_topic(name, created, true)?;
+        let existing = self.model.empty_topics.iter().filter(|(_, exists)| **exists);
+        let existing: Vec<String> = existing.map(|(name, _)| name.clone()).collect();
+        if let [oldest, _, ..] = &existing[..] {
+            let request = DeleteTopicsRequest::default()
+                .with_topic_names(vec![topic_name(oldest)])
+                .with_timeout_ms(SERVER_TIMEOUT_MS);
+            let answer = self.client.call(5, &request);
+            let deleted = answer.and_then(|answer| {
+                let code = answer.responses.first().map_or(0, |topic| topic.error_code);
+                accepted("DeleteTopics", code)
+            });
+            self.note_topic(oldest.clone(), deleted, false)?;
+        }
+        Ok(())
+    }
+
+    /// Records whether a topic without records exists. Without an answer, that is unknown.
+    fn note_topic(
+        &mut self,
+        name: String,
+        changed: Result<(), Error>,
+        exists: bool,
+    ) -> Result<(), Error> {
+        match &changed {
+            Ok(()) => drop(self.model.empty_topics.insert(name, exists)),
+            Err(error) if error.is::<RequestRefused>() => {}
+            Err(_) => drop(self.model.empty_topics.remove(&name)),
+        }
+        changed
     }
 
     /// Creates records that the model does not contain yet.

@@ -43,6 +43,8 @@ const WAL_MEBIBYTES: u64 = 128;
 const LOG_CACHE_MEBIBYTES: u64 = 16;
 /// A start takes about a second; so does deleting some objects.
 const LIMIT: Duration = Duration::from_secs(120);
+/// Time in which a server must not start while its object store is unavailable.
+const DOWN: Duration = Duration::from_secs(5);
 /// Writing in parts and reading back takes seconds, even where one request in eight fails.
 const LOAD_LIMIT: Duration = Duration::from_secs(15 * 60);
 
@@ -164,7 +166,7 @@ impl Test<'_> {
         if proxy.faults() == 0 {
             return Err("no request met a fault".into());
         }
-        if gateway.objects_there()? > 0 {
+        if files_below(&gateway.bucket().join(PREFIX))? > 0 {
             return Err("the probe has left objects".into());
         }
         let mut missing = self.tool(&gateway, &["object", "probe"]);
@@ -211,9 +213,19 @@ impl Test<'_> {
         let gateway = self.gateway("outage")?;
         let proxy = Proxy::start(gateway.address, self.seed)?;
         let config = self.config("outage", gateway.objects_at(proxy.address(), &[]));
-        // Down from the beginning: the server must start without it.
+        // Down from the beginning: the server waits, since the object store has the catalog.
         proxy.set(NetworkState::Down);
-        let server = Server::start(config)?;
+        let mut server = Server::spawn(config)?;
+        eventually("the server waits for the object store", || {
+            Ok(server.log()?.contains("the object store is unavailable"))
+        })?;
+        thread::sleep(DOWN);
+        if server.is_ready()? {
+            return Err("the server is ready without its object store".into());
+        }
+        proxy.set(NetworkState::Healthy);
+        server.wait_until_ready()?;
+        proxy.set(NetworkState::Down);
         let mut client = self.endless(&server, 192);
         let mut client = Running(client.stdout(Stdio::null()).spawn()?);
         eventually("producers meet backpressure", || {
@@ -446,8 +458,13 @@ impl Gateway {
         })
     }
 
+    /// Number of files of data objects.
     fn objects_there(&self) -> Result<usize, Error> {
-        files_below(&self.bucket().join(PREFIX))
+        files_below(&self.objects_directory())
+    }
+
+    fn objects_directory(&self) -> PathBuf {
+        self.bucket().join(PREFIX).join("streams")
     }
 
     fn bucket(&self) -> PathBuf {
@@ -474,8 +491,7 @@ fn files_below(directory: &Path) -> Result<usize, Error> {
     let mut files = 0;
     // Directories may disappear during the walk.
     let Ok(entries) = fs::read_dir(directory) else { return Ok(0) };
-    // The object `owner` exists as long as the server.
-    for entry in entries.filter_map(Result::ok).filter(|entry| entry.file_name() != "owner") {
+    for entry in entries.filter_map(Result::ok) {
         match entry.path().is_dir() {
             true => files += files_below(&entry.path())?,
             false => files += 1,

@@ -81,12 +81,21 @@ impl Health {
         *self.phase.lock() = Phase::Starting(Step::new(what));
     }
 
-    /// Returns a callback that records the progress of this step and passes it on to `shown`.
+    /// Enters a step of the start, and returns a callback that records its progress and passes it
+    /// on to `shown`.
     pub(crate) fn progress(self: &Arc<Self>, what: &'static str, shown: Progress) -> Progress {
         self.begin(what);
+        self.later(what, shown)
+    }
+
+    /// Returns a callback that records the progress of a step, which begins with the first report.
+    pub(crate) fn later(self: &Arc<Self>, what: &'static str, shown: Progress) -> Progress {
         let health = self.clone();
         Arc::new(move |done, total| {
             if let Phase::Starting(step) = &mut *health.phase.lock() {
+                if step.what != what {
+                    *step = Step::new(what);
+                }
                 (step.done, step.total) = (done, total);
             }
             shown(done, total);

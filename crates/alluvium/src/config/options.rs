@@ -23,7 +23,7 @@ pub(crate) struct ServeOptions {
     #[serde(skip)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Directory of the catalog and, by default, of the write-ahead log and the objects; created if
+    /// Directory of the lock and, by default, of the write-ahead log and the objects; created if
     /// it does not exist. Default ./data.
     #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,

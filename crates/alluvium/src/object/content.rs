@@ -3,21 +3,21 @@
 use std::collections::HashMap;
 
 use alluvium_stream::StreamId;
-use alluvium_stream::catalog::Snapshot;
+use alluvium_stream::chain::ChainState;
 
 /// Maximum number of partitions listed for an object.
 const LISTED: usize = 10;
 
-/// The catalog of a stopped server, with the names of its streams.
+/// A catalog, with the names of its streams.
 pub(super) struct Contents<'a> {
-    snapshot: &'a Snapshot,
+    state: &'a ChainState,
     names: HashMap<StreamId, String>,
 }
 
 impl<'a> Contents<'a> {
-    pub(super) fn of(snapshot: &'a Snapshot) -> Self {
-        let meta = snapshot.meta.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
-        Self { snapshot, names: alluvium_broker::stream_names(meta) }
+    pub(super) fn of(state: &'a ChainState) -> Self {
+        let meta = state.meta.iter().map(|(key, value)| (key.as_str(), &value[..]));
+        Self { state, names: alluvium_broker::stream_names(meta) }
     }
 
     /// Describes which offsets of which streams are in the object with this name; `None` if the
@@ -25,10 +25,11 @@ impl<'a> Contents<'a> {
     /// the name is ignored.
     pub(super) fn describe(&self, object: &str) -> Option<String> {
         let file = |name: &str| name.rsplit('/').next().map(str::to_owned);
-        let mut objects = self.snapshot.objects.values();
-        let known = objects.find(|known| file(&known.name) == file(object))?;
+        let mut objects = self.state.objects.values();
+        let store = self.state.header.store;
+        let known = objects.find(|known| file(&known.name(store)) == file(object))?;
         let mut parts = Vec::new();
-        for (id, stream) in &self.snapshot.streams {
+        for (id, stream) in &self.state.streams {
             let ranges = stream.ranges.iter().filter(|range| range.object == known.id);
             parts.extend(ranges.map(|range| {
                 let unnamed = || format!("stream {id}");

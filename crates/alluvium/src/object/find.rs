@@ -8,8 +8,7 @@ use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Location;
 
-use super::S3Args;
-use crate::objects::{Bucket, ObjectStoreUrl};
+use crate::objects::{Bucket, ObjectStoreUrl, S3Args};
 use crate::output::Failure;
 
 /// An object that was named, or found below a named directory or prefix.

@@ -1,37 +1,30 @@
 //! `alluvium object gc`.
 
-use std::path::PathBuf;
 use std::time::SystemTime;
 
 use alluvium_stream::{Mismatch, Orphan, Survey};
 use clap::Args;
 use serde::Serialize;
 
-use super::S3Args;
 use super::content::Contents;
-use crate::objects::ObjectStoreUrl;
+use crate::catalog::CatalogArgs;
 use crate::output::{self, Failure, Table};
 use crate::units::{Span, about, counted};
 
-/// Compare the object store with the catalog of a stopped server: list objects that are not in the
-/// catalog (orphans, which interrupted uploads leave), and objects in the catalog that are missing.
+/// Compare the objects of a server with its catalog: list objects that are not in the catalog
+/// (orphans, which interrupted uploads leave), and objects in the catalog that are missing.
 ///
 /// Nothing is deleted. A server deletes orphans by itself, at its start and once a day, when it has
-/// ensured that no other server needs them; therefore the command is refused while the server runs.
+/// ensured that no other server needs them. While the server runs, objects of an upload in progress
+/// are listed as newer than the catalog.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit codes: 0 done; 1 an object with records in it is missing or has another \
                   size, or something failed; 2 wrong usage."
 )]
 pub(crate) struct GcArgs {
-    /// The server's data directory.
-    #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
-    data_dir: PathBuf,
-    /// The server's object store: file:///absolute/path or s3://bucket/prefix.
-    #[arg(long, env = "ALLUVIUM_OBJECT_STORE", value_name = "URL")]
-    object_store: String,
     #[command(flatten)]
-    s3: S3Args,
+    catalog: CatalogArgs,
     /// Orphans older than this are reported as old enough for the next server to delete.
     #[arg(long, value_name = "TIME", default_value = "24h")]
     older_than: Span,
@@ -70,36 +63,20 @@ struct WrongView {
 /// Lists orphans and missing objects.
 ///
 /// # Errors
-/// The catalog is in use, the object store fails, or an object with records is missing.
+/// The catalog cannot be read, the object store fails, or an object with records is missing.
 pub(super) async fn run(args: &GcArgs) -> Result<(), Failure> {
-    let url =
-        ObjectStoreUrl::parse(&args.object_store, args.s3.settings()).map_err(Failure::Usage)?;
-    match &url {
-        ObjectStoreUrl::Memory => {
-            return Err(Failure::Usage(
-                "memory:// is memory of a server and cannot be read from outside".into(),
-            ));
-        }
-        // Otherwise it would be created, and all objects would be missing.
-        ObjectStoreUrl::Directory(path) if !path.is_dir() => {
-            return Err(Failure::Failed(format!("object store {url}: no such directory")));
-        }
-        ObjectStoreUrl::Directory(_) | ObjectStoreUrl::S3(_) => {}
-    }
-    let (snapshot, _lock) =
-        crate::catalog::load(&args.data_dir).map_err(|failure| match failure {
-            Failure::Failed(reason) if reason.contains("another alluvium process is using it") => {
-                Failure::Failed(format!("{reason}: a running server deletes orphans by itself"))
-            }
-            other => other,
-        })?;
-    let store = crate::objects::open(&url)?;
+    let url = args.catalog.url()?;
+    let before = args.catalog.load().await?;
+    let store = crate::objects::open_to_read(&url)?;
     let failed = |error: alluvium_stream::ObjectError| {
         Failure::Failed(format!("object store {url}: {error}"))
     };
-    let Survey { matching, orphans, mismatches } =
-        alluvium_stream::survey(&*store, &snapshot).await.map_err(failed)?;
-    let contents = Contents::of(&snapshot);
+    let mut survey = alluvium_stream::survey(&*store, &before).await.map_err(failed)?;
+    // What a running server has changed meanwhile is no difference.
+    let state = args.catalog.load().await?;
+    survey.confirm(&state);
+    let Survey { matching, orphans, mismatches } = survey;
+    let contents = Contents::of(&state);
     let report = Report {
         right: matching,
         orphans: orphans.iter().map(|orphan| OrphanView::of(orphan, args)).collect(),

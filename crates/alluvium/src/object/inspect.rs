@@ -6,7 +6,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::find::find;
-use super::{S3Args, failure, timestamp};
+use super::{failure, timestamp};
+use crate::objects::S3Args;
 use crate::output::{self, Failure, Table};
 use crate::units::{about, counted};
 

@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use alluvium_stream::sequence::{ProbeError, probe_creates};
-use alluvium_stream::{MARK, PROBES_DIRECTORY, is_marked};
+use alluvium_stream::{MARK, PROBES_DIRECTORY, RESERVE, is_marked};
 use clap::Args;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::S3Args;
-use crate::objects::ObjectStoreUrl;
+use crate::objects::{ObjectStoreUrl, S3Args};
 use crate::output::{self, Failure};
 use crate::units::Span;
 
@@ -83,6 +82,7 @@ pub(super) async fn run(args: &ProbeArgs) -> Result<(), Failure> {
     }
     if let Some(path) = unmarked {
         let _ = std::fs::remove_file(path.join(MARK));
+        let _ = std::fs::remove_file(path.join(RESERVE));
     }
     let reason = match probed {
         Ok(Ok(())) => None,

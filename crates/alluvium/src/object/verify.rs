@@ -1,14 +1,14 @@
 //! `alluvium object verify`.
 
-use std::path::PathBuf;
-
 use alluvium_stream::{ObjectError, StoredObject};
 use clap::Args;
 use serde::Serialize;
+use uuid::Uuid;
 
-use super::S3Args;
 use super::content::Contents;
 use super::find::{Found, find};
+use crate::catalog::CatalogArgs;
+use crate::objects::S3Args;
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::units::{about, counted};
@@ -29,10 +29,13 @@ pub(crate) struct VerifyArgs {
     /// s3://bucket/prefix).
     #[arg(value_name = "FILE|URL", required = true)]
     objects: Vec<String>,
-    /// The data directory of the server that has written them, which must be stopped: for damaged
-    /// objects, the offsets of each partition in them are listed.
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
+    /// The object store of the server that has written them: for damaged objects, the offsets of
+    /// each partition in them are listed, as its catalog has them.
+    #[arg(long, value_name = "URL")]
+    catalog: Option<String>,
+    /// The store, if that object store has the catalogs of several servers.
+    #[arg(long, value_name = "ID", requires = "catalog")]
+    store: Option<Uuid>,
     #[command(flatten)]
     s3: S3Args,
     /// Print JSON.
@@ -75,8 +78,11 @@ pub(super) async fn run(args: &VerifyArgs) -> Result<(), Failure> {
     for location in &args.objects {
         found.extend(find(location, &args.s3).await?);
     }
-    let catalog = args.data_dir.as_deref().map(crate::catalog::load).transpose()?;
-    let contents = catalog.as_ref().map(|(snapshot, _lock)| Contents::of(snapshot));
+    let catalog = match &args.catalog {
+        Some(url) => Some(CatalogArgs::new(url.clone(), args.s3.clone(), args.store).load().await?),
+        None => None,
+    };
+    let contents = catalog.as_ref().map(Contents::of);
     let total_bytes: u64 = found.iter().map(|found| found.size_bytes).sum();
     let many = found.len() as u64;
     let meter = Meter::new(format!("verifying {}", counted(many, "object", "objects")));

@@ -1,25 +1,31 @@
 //! Content of the records of a log: batches of streams, and lists of their ends.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 
 use alluvium_stream::{StreamId, StreamOffset, StreamRecord, decode_record};
 use alluvium_wal::{LogOffset, Record};
 use clap::Args;
 use serde::Serialize;
+use uuid::Uuid;
 
 use super::entry;
 use crate::catalog;
+use crate::objects::S3Args;
 use crate::output::{self, Failure, Table};
 use crate::units::counted;
 
 /// The source of the names of streams.
 #[derive(Args, Debug)]
 pub(super) struct CatalogArgs {
-    /// The data directory of the server, which must be stopped: its catalog has the topics and
-    /// partitions of the log's streams. Without it, streams are shown by number.
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
+    /// The object store of the server, file:///absolute/path or s3://bucket/prefix: its catalog has
+    /// the topics and partitions of the log's streams. Without it, streams are shown by number.
+    #[arg(long, value_name = "URL")]
+    catalog: Option<String>,
+    /// The store, if the object store has the catalogs of several servers.
+    #[arg(long, value_name = "ID", requires = "catalog")]
+    store: Option<Uuid>,
+    #[command(flatten)]
+    s3: S3Args,
 }
 
 /// The catalog's data about streams, if it is available.
@@ -37,6 +43,7 @@ pub(super) struct Content {
     streams: Streams,
     batches: u64,
     ends_records: u64,
+    catalog_records: u64,
     unknown_records: u64,
     /// Log offset of the first unknown record, and why it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,6 +98,15 @@ pub(super) enum RecordContent {
         part: u32,
         parts: u32,
         streams: Vec<EndOf>,
+        /// The version of the last list of changes before it.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        catalog_version: Option<u64>,
+    },
+    Catalog {
+        version: u64,
+        before: u64,
+        next_stream: u64,
+        changes: u32,
     },
     Unknown {
         reason: String,
@@ -111,13 +127,14 @@ impl CatalogArgs {
     /// Reads the streams from the catalog.
     ///
     /// # Errors
-    /// The directory has no catalog, or it is in use.
+    /// The object store has no catalog, or it cannot be read.
     pub(super) fn streams(&self) -> Result<Streams, Failure> {
-        let Some(data_dir) = &self.data_dir else { return Ok(Streams::default()) };
-        let (snapshot, _lock) = catalog::load(data_dir)?;
-        let meta = snapshot.meta.iter().map(|(key, value)| (key.as_str(), value.as_slice()));
+        let Some(url) = &self.catalog else { return Ok(Streams::default()) };
+        let catalog = catalog::CatalogArgs::new(url.clone(), self.s3.clone(), self.store);
+        let state = catalog::blocking(catalog.load())?;
+        let meta = state.meta.iter().map(|(key, value)| (key.as_str(), &value[..]));
         let names = alluvium_broker::stream_names(meta);
-        let uploaded = snapshot.streams.iter().map(|(id, row)| (*id, row.uploaded_end)).collect();
+        let uploaded = state.streams.iter().map(|(id, row)| (*id, row.uploaded_end)).collect();
         Ok(Streams { names, uploaded: Some(uploaded) })
     }
 }
@@ -155,8 +172,15 @@ impl Streams {
                     part: ends.part,
                     parts: ends.parts,
                     streams: streams.collect(),
+                    catalog_version: ends.catalog_version,
                 }
             }
+            Ok(StreamRecord::Catalog(list)) => RecordContent::Catalog {
+                version: list.version,
+                before: list.before,
+                next_stream: list.next_stream.0,
+                changes: list.count,
+            },
             Err(reason) => RecordContent::Unknown { reason },
         }
     }
@@ -177,7 +201,7 @@ impl std::fmt::Display for RecordContent {
             Self::Batch { stream, first_offset, last_offset, .. } => {
                 write!(f, "batch: offsets {first_offset} to {last_offset} of {stream}")
             }
-            Self::Ends { from, to, part, parts, streams } => {
+            Self::Ends { from, to, part, parts, streams, .. } => {
                 let count = counted(streams.len() as u64, "stream", "streams");
                 write!(f, "ends of {count}, for the log from {from} to {to}")?;
                 if *parts > 1 {
@@ -193,6 +217,10 @@ impl std::fmt::Display for RecordContent {
                 }
                 Ok(())
             }
+            Self::Catalog { version, changes, .. } => {
+                let changes = counted(u64::from(*changes), "change", "changes");
+                write!(f, "{changes} of the catalog, version {version}")
+            }
             Self::Unknown { reason } => write!(f, "unknown: {reason}"),
         }
     }
@@ -204,6 +232,7 @@ impl Content {
             streams: streams.clone(),
             batches: 0,
             ends_records: 0,
+            catalog_records: 0,
             unknown_records: 0,
             first_unknown: None,
             missing: Vec::new(),
@@ -228,6 +257,7 @@ impl Content {
                 let end = self.next.entry(stream).or_default();
                 *end = batch.end().max(*end).max(uploaded.unwrap_or_default());
             }
+            Ok(StreamRecord::Catalog(_)) => self.catalog_records += 1,
             Ok(StreamRecord::Ends(ends)) => {
                 self.ends_records += 1;
                 for end in ends.ends {
@@ -276,7 +306,14 @@ impl Content {
         let batches = counted(self.batches, "batch", "batches");
         let streams = counted(self.next.len() as u64, "stream", "streams");
         let lists = counted(self.ends_records, "list", "lists");
-        entry("content", format!("{batches} of {streams}, {lists} of the ends of streams"))?;
+        let changes = counted(self.catalog_records, "list", "lists");
+        entry(
+            "content",
+            format!(
+                "{batches} of {streams}, {lists} of the ends of streams, {changes} of changes of \
+                 the catalog"
+            ),
+        )?;
         if let Some(Unknown { offset, reason }) = &self.first_unknown {
             let count = counted(self.unknown_records, "record", "records");
             entry("unknown", format!("{count}, the first one at log offset {offset}: {reason}"))?;
@@ -348,12 +385,25 @@ mod tests {
             "ends of 1 stream, for the log from 0 to 64: 60 of partition 0 of topic t (skipped \
              from 6)"
         );
+        let of_catalog = record(4, 2, [7, 5, 9], b"changes", true);
+        assert_eq!(shown(&of_catalog), "2 changes of the catalog, version 7");
         let unknown = record(9, 1, [1, 1, 1], b"", false);
         assert_eq!(shown(&unknown), "unknown: stream record kind 9 is not known");
         let json = serde_json::to_value(streams().content_of(&list(3, &[&[1, 60, 6]]))).unwrap();
         assert_eq!(json["kind"], "ends");
         assert_eq!(json["streams"][0]["name"], "partition 0 of topic t");
         assert_eq!(json["streams"][0]["skipped_from"], 6);
+        assert_eq!(json.get("catalog_version"), None);
+        let json = serde_json::to_value(streams().content_of(&of_catalog)).unwrap();
+        let expected = serde_json::json!({
+            "kind": "catalog", "version": 7, "before": 5, "next_stream": 9, "changes": 2,
+        });
+        assert_eq!(json, expected);
+        // The version, and one end.
+        let entries: Vec<u8> = [7_u64, 1, 60, 6].into_iter().flat_map(u64::to_le_bytes).collect();
+        let versioned = record(5, 1, [0, 64, 1 << 32], &entries, true);
+        let json = serde_json::to_value(streams().content_of(&versioned)).unwrap();
+        assert_eq!((&json["kind"], &json["catalog_version"]), (&"ends".into(), &7.into()));
     }
 
     #[test]

@@ -194,7 +194,7 @@ struct Enough;
 fn oldest_timestamp_ms(device: &SharedDevice) -> Option<u64> {
     let mut first = None;
     let _ = Wal::scan(device, None, &mut |record| match decode_record(&record.payload) {
-        Ok(StreamRecord::Ends(_)) => Ok(()),
+        Ok(StreamRecord::Ends(_) | StreamRecord::Catalog(_)) => Ok(()),
         Ok(StreamRecord::Batch(_, batch)) => {
             first = Some(batch.max_timestamp_ms);
             Err(Enough.into())

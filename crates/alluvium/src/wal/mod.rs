@@ -40,7 +40,7 @@ pub(crate) enum WalCommand {
     /// has the log open.
     Inspect(inspect::InspectArgs),
     /// List the records and their content: batches with offsets and streams, and lists of the ends
-    /// of streams. Reads only; also works while a server has the log open. With --data-dir, topics
+    /// of streams. Reads only; also works while a server has the log open. With --catalog, topics
     /// are named.
     Dump(dump::DumpArgs),
     Verify(verify::VerifyArgs),

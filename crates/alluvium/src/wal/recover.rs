@@ -16,7 +16,7 @@ use crate::units::Size;
 /// The log is recovered as at the start of a server, and closed, so that the next start reads its
 /// end from the header. It keeps what a start would keep, which is every acknowledged record that
 /// is not damaged. Nothing is uploaded or trimmed; the server does that. Missing offsets of streams
-/// are listed, with topic and partition if --data-dir is given.
+/// are listed, with topic and partition if --catalog is given.
 ///
 /// Taking over means opening the log with the next epoch. The log ends at the first position that
 /// was never durable; records behind that position, none of which was acknowledged, are discarded.

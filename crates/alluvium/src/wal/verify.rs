@@ -16,7 +16,7 @@ use crate::progress::Meter;
 /// log, with its checksums. Each gap is listed with its range of the log, the byte of the device
 /// where it begins, and what was found there. Records behind the end, which a crash left and which
 /// were never acknowledged, are counted; they are not damage. Missing offsets of streams are
-/// listed, with topic and partition if --data-dir is given.
+/// listed, with topic and partition if --catalog is given.
 ///
 /// Nothing is written and no lock is taken: while a server has the log open, the command reads the
 /// log up to its end at the time it gets there.

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod log;
 pub mod nbd;
 pub mod produce;
+pub mod s3;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
@@ -225,8 +226,9 @@ impl Server {
 
     /// Waits for a line of the log.
     pub fn wait_for(&mut self, part: &str) -> String {
+        let began = Instant::now();
         loop {
-            match self.lines.recv_timeout(HANGS) {
+            match self.lines.recv_timeout(HANGS.saturating_sub(began.elapsed())) {
                 Ok(line) => {
                     writeln!(self.log, "{line}").expect("a string can be written to");
                     if line.contains(part) {

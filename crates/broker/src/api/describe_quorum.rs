@@ -1,5 +1,5 @@
 //! DescribeQuorum: the quorum that stores the metadata. It consists of this server alone, and its
-//! log is the catalog, whose version increases with each change.
+//! log is the catalog in the object store, whose version increases with each publication.
 
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;

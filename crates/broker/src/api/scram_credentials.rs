@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
-use alluvium_stream::{CatalogError, StoreError};
+use alluvium_stream::StoreError;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::alter_user_scram_credentials_request::ScramCredentialUpsertion;
 use kafka_protocol::messages::describe_user_scram_credentials_response::{
@@ -61,10 +61,10 @@ pub(super) async fn alter(
                 let changed = cx.server.authentication.users.change(changes).await;
                 changed.map_err(|error| {
                     let kind = match error {
-                        UserError::TooMany
-                        | UserError::Store(StoreError::Catalog(CatalogError::Full(_))) => {
+                        UserError::TooMany | UserError::Store(StoreError::InvalidChange(_)) => {
                             ResponseError::PolicyViolation
                         }
+                        UserError::Store(StoreError::LogFull) => ResponseError::RequestTimedOut,
                         _ => ResponseError::UnknownServerError,
                     };
                     (kind, error.to_string())

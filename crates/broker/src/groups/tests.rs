@@ -13,9 +13,7 @@ use std::future::Future;
 use std::pin::pin;
 
 use alluvium_device::sim::{Mode, SimDisk, SimOptions};
-use alluvium_stream::{
-    Batch, Catalog, Fold, MemoryCatalog, Options, Store, StreamId, StreamOffset,
-};
+use alluvium_stream::{Batch, Fold, Options, Store, StreamId, StreamOffset};
 use bytes::{Bytes, BytesMut};
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka_protocol::messages::leave_group_request::MemberIdentity;
@@ -60,10 +58,9 @@ impl Fold for TestFold {
     }
 }
 
-/// A test environment: disk, catalog and objects outlive the store.
+/// A test environment: disk and objects outlive the store.
 struct World {
     disk: SimDisk,
-    catalog: Arc<dyn Catalog>,
     objects: tempfile::TempDir,
     config: GroupConfig,
 }
@@ -77,7 +74,7 @@ impl World {
         let config =
             GroupConfig { min_session_timeout: Duration::from_millis(1), ..GroupConfig::default() };
         let objects = tempfile::tempdir().expect("a directory");
-        World { disk, catalog: Arc::new(MemoryCatalog::default()), objects, config }
+        World { disk, objects, config }
     }
 
     /// Runs the disk until `future` is ready.
@@ -107,10 +104,10 @@ impl World {
                 ..alluvium_wal::Options::default()
             };
             let objects = alluvium_stream::local_objects(self.objects.path()).expect("objects");
-            let (device, catalog) = (self.disk.device(), Arc::clone(&self.catalog));
+            let device = self.disk.device();
             let options = Options::for_wal(8 << 20);
             let fold = Arc::new(TestFold);
-            let opened = Store::open(device, wal_options, objects, catalog, fold, options, None)
+            let opened = Store::open(device, wal_options, objects, fold, options, None)
                 .await
                 .map_err(StateError::from)?;
             let groups = Groups::open(opened.store.clone(), self.config.clone()).await?;

@@ -114,7 +114,7 @@ const ABSENT: &[(&str, &str)] = &[
     ("PushTelemetry", "As GetTelemetrySubscriptions."),
     (
         "AddRaftVoter",
-        "The catalog is local to the server: there are no controllers to add or remove.",
+        "The catalog has one writer, the server: there are no controllers to add or remove.",
     ),
     ("RemoveRaftVoter", "As AddRaftVoter."),
     ("InitializeShareGroupState", "Between brokers."),

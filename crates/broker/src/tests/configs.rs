@@ -12,7 +12,7 @@ use crate::batch::tests::plain;
 use crate::configs::broker;
 use crate::partition::unix_time_ms;
 
-const TOPIC: i8 = 2;
+pub(super) const TOPIC: i8 = 2;
 const BROKER: i8 = 4;
 const BROKER_LOGGER: i8 = 8;
 const CLIENT_METRICS: i8 = 16;

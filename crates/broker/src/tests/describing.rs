@@ -1,5 +1,7 @@
 //! Descriptions of topics, and of the server itself.
 
+use std::time::Duration;
+
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::{
@@ -9,7 +11,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
 
-use super::harness::{TestServer, text};
+use super::harness::{HANG, TestServer, text};
 
 /// kafka-clients send an empty name, not null, when they ask by id.
 #[tokio::test(flavor = "multi_thread")]
@@ -79,10 +81,16 @@ async fn the_one_server_is_its_own_quorum() {
         assert_eq!((voter.replica_id.0, voter.log_end_offset), (1, partition.high_watermark));
         assert_eq!(voter.last_caught_up_timestamp > 0, version > 0);
         assert_eq!(partition.observers, []);
-        // Each change of the catalog increases it.
+        // Each publication of the catalog increases it.
         assert!(partition.high_watermark > last);
         last = partition.high_watermark;
         server.topic(&format!("t{version}"), 1, &[]).await;
+        let published = async {
+            while server.store().catalog_version().cast_signed() == last {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(HANG, published).await.expect("the topic is not published");
     }
     for (name, index) in [("__cluster_metadata", 1), ("t0", 0)] {
         let response = client.call(2, &ask(name, index)).await;

@@ -9,10 +9,7 @@ use std::time::Duration;
 
 use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
 use alluvium_device::{OpenOptions, SharedDevice};
-use alluvium_stream::catalog::Snapshot;
-use alluvium_stream::{
-    Catalog, CatalogError, Change, MemoryCatalog, Options, RedbCatalog, Store, local_objects,
-};
+use alluvium_stream::{Options, Store, local_objects};
 use alluvium_wal::{FormatOptions, Wal};
 use async_trait::async_trait;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -44,10 +41,10 @@ pub(super) const HANG: Duration = Duration::from_secs(60);
 
 /// The storage that outlives a server.
 enum Backing {
-    /// A file, a directory of objects and a catalog on disk.
+    /// A file and a directory of objects.
     Files(TempDir),
     /// Everything in memory, on a disk whose requests wait while they are held.
-    Simulated { disk: SimDisk, objects: Arc<SlowObjects>, catalog: Arc<MortalCatalog> },
+    Simulated { disk: SimDisk, objects: Arc<SlowObjects> },
 }
 
 pub(super) struct TestServer {
@@ -87,7 +84,7 @@ impl TestServer {
     ) -> Self {
         let disk = SimDisk::new(SimOptions { capacity_bytes: wal_bytes, ..SimOptions::default() });
         Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
-        let backing = Backing::Simulated { disk, objects: Arc::default(), catalog: Arc::default() };
+        let backing = Backing::Simulated { disk, objects: Arc::default() };
         Self::on(backing, wal_bytes, configure).await
     }
 
@@ -111,8 +108,7 @@ impl TestServer {
     }
 
     async fn run(&mut self) {
-        type Parts = (SharedDevice, Arc<dyn ObjectStore>, Arc<dyn Catalog>);
-        let (device, objects, catalog): Parts = match &self.backing {
+        let (device, objects): (SharedDevice, Arc<dyn ObjectStore>) = match &self.backing {
             Backing::Files(dir) => {
                 let path = dir.path().join("wal");
                 let fresh = !path.exists();
@@ -124,12 +120,9 @@ impl TestServer {
                 }
                 let objects = dir.path().join("objects");
                 std::fs::create_dir_all(&objects).unwrap();
-                let catalog = RedbCatalog::open(&dir.path().join("catalog")).unwrap();
-                (device, local_objects(&objects).unwrap(), Arc::new(catalog))
+                (device, local_objects(&objects).unwrap())
             }
-            Backing::Simulated { disk, objects, catalog } => {
-                (disk.device(), objects.clone(), catalog.clone())
-            }
+            Backing::Simulated { disk, objects } => (disk.device(), objects.clone()),
         };
         let window_bytes = (self.wal_bytes / 4).min(64 << 20) & !4095;
         let wal_options = alluvium_wal::Options {
@@ -139,7 +132,7 @@ impl TestServer {
             ..alluvium_wal::Options::default()
         };
         let (fold, options) = (Arc::new(BrokerFold), self.options.clone());
-        let opened = Store::open(device, wal_options, objects, catalog, fold, options, None);
+        let opened = Store::open(device, wal_options, objects, fold, options, None);
         let store = opened.await.unwrap().store;
         let stepper = match &self.backing {
             Backing::Files(_) => None,
@@ -225,22 +218,22 @@ impl TestServer {
         Client::connect(self.addr()).await
     }
 
-    /// Blocks reads of a simulated server's objects while the result lives.
+    /// Blocks reads of a simulated server's data objects while the result lives.
     pub(super) async fn hold_objects(&self) -> OwnedMutexGuard<()> {
         let Backing::Simulated { objects, .. } = &self.backing else { panic!("not simulated") };
         objects.reading.clone().lock_owned().await
+    }
+
+    /// Lets writes and deletions of a simulated server's objects fail, or succeed again.
+    pub(super) fn fail_objects(&self, fail: bool) {
+        let Backing::Simulated { objects, .. } = &self.backing else { panic!("not simulated") };
+        objects.fails.store(fail, SeqCst);
     }
 
     /// Stops the simulated disk until it is released.
     pub(super) fn hold_disk(&self, hold: bool) {
         let stepper = self.running.as_ref().unwrap().stepper.as_ref().expect("a simulated disk");
         stepper.hold(hold);
-    }
-
-    /// Blocks changes of the catalog until the process ends.
-    pub(super) fn hold_catalog(&self) {
-        let Backing::Simulated { catalog, .. } = &self.backing else { panic!("not simulated") };
-        catalog.held.store(true, SeqCst);
     }
 
     /// Stops the server gracefully.
@@ -292,15 +285,12 @@ impl TestServer {
         broker.shutdown().await;
         drop(store);
         drop(stepper);
-        // Device and catalog, and the locks on their files, are released when the store's tasks
-        // have noticed that they are aborted.
+        // The device and the lock on its file are released when the store's tasks have noticed that
+        // they are aborted. None of them writes an object afterwards.
         if let Backing::Files(dir) = &self.backing {
-            let released = || {
-                alluvium_device::open(&dir.path().join("wal"), &OpenOptions::default()).is_ok()
-                    && RedbCatalog::open(&dir.path().join("catalog")).is_ok()
-            };
+            let wal = dir.path().join("wal");
             let wait = async {
-                while !released() {
+                while alluvium_device::open(&wal, &OpenOptions::default()).is_err() {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             };
@@ -308,19 +298,16 @@ impl TestServer {
         }
     }
 
-    /// Kills the process at this moment, so that no later write reaches disk, objects or catalog,
-    /// and starts again. With a power cut the simulated disk loses unflushed writes.
+    /// Kills the process at this moment, so that no later write reaches disk or objects, and starts
+    /// again. With a power cut the simulated disk loses unflushed writes.
     pub(super) async fn kill(&mut self, power_cut: bool) {
-        let Backing::Simulated { disk, objects, catalog } = &mut self.backing else {
+        let Backing::Simulated { disk, objects } = &mut self.backing else {
             panic!("not simulated")
         };
-        objects.dead.store(true, SeqCst);
-        catalog.dead.store(true, SeqCst);
+        objects.fails.store(true, SeqCst);
         *disk = if power_cut { disk.power_cut() } else { disk.process_crash() };
         let inner = objects.inner.clone();
         *objects = Arc::new(SlowObjects { inner, ..SlowObjects::default() });
-        let inner = catalog.inner.clone();
-        *catalog = Arc::new(MortalCatalog { inner, ..MortalCatalog::default() });
         let Running { broker, store, stepper } = self.running.take().unwrap();
         tokio::time::timeout(HANG, broker.shutdown()).await.expect("the server does not stop");
         drop(store);
@@ -366,45 +353,22 @@ impl TestServer {
     }
 }
 
-/// A catalog whose contents outlive its process.
-#[derive(Debug, Default)]
-pub(super) struct MortalCatalog {
-    inner: Arc<MemoryCatalog>,
-    held: AtomicBool,
-    dead: AtomicBool,
-}
-
-impl Catalog for MortalCatalog {
-    fn load(&self) -> Result<Snapshot, CatalogError> {
-        self.inner.load()
-    }
-
-    fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
-        while self.held.load(SeqCst) && !self.dead.load(SeqCst) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        match self.dead.load(SeqCst) {
-            false => self.inner.commit(changes),
-            true => Err(CatalogError::Failed("its process is dead".to_owned())),
-        }
-    }
-}
-
-/// Objects in memory whose reads wait while they are held.
+/// Objects in memory. Reads of data objects wait while they are held.
 #[derive(Debug, Default)]
 pub(super) struct SlowObjects {
     inner: Arc<InMemory>,
     reading: Arc<tokio::sync::Mutex<()>>,
-    dead: AtomicBool,
+    /// Whether writes and deletions fail, as those of a dead process.
+    fails: AtomicBool,
 }
 
 impl SlowObjects {
-    fn alive(&self) -> object_store::Result<()> {
-        match self.dead.load(SeqCst) {
+    fn check(&self) -> object_store::Result<()> {
+        match self.fails.load(SeqCst) {
             false => Ok(()),
-            true => Err(object_store::Error::NotImplemented {
-                operation: "anything".to_owned(),
-                implementer: "the store of a dead process".to_owned(),
+            true => Err(object_store::Error::Generic {
+                store: "Test",
+                source: "writes fail, as those of a dead process".into(),
             }),
         }
     }
@@ -424,7 +388,7 @@ impl ObjectStore for SlowObjects {
         payload: PutPayload,
         options: PutOptions,
     ) -> object_store::Result<PutResult> {
-        self.alive()?;
+        self.check()?;
         self.inner.put_opts(location, payload, options).await
     }
 
@@ -433,7 +397,7 @@ impl ObjectStore for SlowObjects {
         location: &Path,
         options: PutMultipartOptions,
     ) -> object_store::Result<Box<dyn MultipartUpload>> {
-        self.alive()?;
+        self.check()?;
         self.inner.put_multipart_opts(location, options).await
     }
 
@@ -442,7 +406,9 @@ impl ObjectStore for SlowObjects {
         location: &Path,
         options: GetOptions,
     ) -> object_store::Result<GetResult> {
-        drop(self.reading.lock().await);
+        if location.as_ref().starts_with("streams/") {
+            drop(self.reading.lock().await);
+        }
         self.inner.get_opts(location, options).await
     }
 
@@ -450,7 +416,7 @@ impl ObjectStore for SlowObjects {
         &self,
         locations: BoxStream<'static, object_store::Result<Path>>,
     ) -> BoxStream<'static, object_store::Result<Path>> {
-        match self.alive() {
+        match self.check() {
             Ok(()) => self.inner.delete_stream(locations),
             Err(error) => futures::stream::once(async { Err(error) }).boxed(),
         }

@@ -42,10 +42,7 @@ async fn in_an_object(server: &mut TestServer) -> PathBuf {
     let streams = server.objects().join("streams");
     let store = std::fs::read_dir(streams).unwrap().next().unwrap().unwrap().path();
     let files = std::fs::read_dir(store).unwrap().map(|file| file.unwrap().path());
-    // The file of a claim that is being written has a number after its name.
-    let is_owner =
-        |file: &PathBuf| file.file_name().unwrap().as_encoded_bytes().starts_with(b"owner");
-    let mut files: Vec<_> = files.filter(|file| !is_owner(file)).collect();
+    let mut files: Vec<_> = files.collect();
     assert_eq!(files.len(), 1, "{files:?}");
     files.remove(0)
 }
@@ -104,16 +101,15 @@ async fn a_missing_object_fails_reads_until_it_is_back() {
     assert_eq!(server.store().stats().missing_objects.count, 1);
 
     // All of them: another file system than that of the objects.
-    let store = file.parent().unwrap();
-    let owner = std::fs::read(store.join("owner")).unwrap();
-    std::fs::remove_file(store.join("owner")).unwrap();
+    let (catalogs, hidden) = (server.objects().join("catalogs"), server.objects().join("hidden"));
+    std::fs::rename(&catalogs, &hidden).unwrap();
     assert_eq!(codes(&server).await, (KAFKA_STORAGE_ERROR, KAFKA_STORAGE_ERROR));
     let [_, (Reason::ColdReadsFailing, detail)] = &degraded(&server)[..] else {
         panic!("{:?}", degraded(&server));
     };
     assert!(detail.contains("this is the right object store"), "{detail}");
 
-    std::fs::write(store.join("owner"), owner).unwrap();
+    std::fs::rename(&hidden, &catalogs).unwrap();
     std::fs::rename(&away, &file).unwrap();
     let response = server.client().await.call(12, &fetch("t", &[(1, 0)], 0)).await;
     let partition = &response.responses[0].partitions[0];

@@ -719,7 +719,10 @@ async fn durable(append: Option<Append>) -> Result<(), ResponseError> {
 
 async fn allocate(ids: &ProducerIds) -> Result<i64, ResponseError> {
     ids.allocate().await.map_err(|error| {
-        tracing::error!(%error, "producer ID could not be allocated");
+        match error {
+            ApiError::LogFull => tracing::debug!(%error, "producer ID not allocated"),
+            _ => tracing::error!(%error, "producer ID could not be allocated"),
+        }
         ResponseError::CoordinatorNotAvailable
     })
 }

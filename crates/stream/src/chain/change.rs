@@ -4,12 +4,13 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::wire::{Reader, Writer};
-use crate::catalog::{ObjectRange, Replaced, Uploaded};
+use crate::catalog::{Change, MAX_LABEL_BYTES, ObjectInfo, ObjectRange, Replaced, Uploaded};
+use crate::naming::{object_name, object_nonce};
 use crate::sequence::DecodeError;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
-/// The greatest length of a stream's label.
-const MAX_LABEL_BYTES: usize = 512;
+/// The format version of the objects that are written. `docs/format/object.md`.
+const OBJECT_FORMAT: u8 = 1;
 
 const CREATE_STREAM: u8 = 1;
 const DELETE_STREAM: u8 = 2;
@@ -304,7 +305,58 @@ impl ChainChange {
     }
 }
 
+impl From<Change> for ChainChange {
+    fn from(change: Change) -> Self {
+        match change {
+            Change::CreateStream { id, kind, label } => Self::CreateStream { id, kind, label },
+            Change::DeleteStream { id, epoch } => Self::DeleteStream { id, epoch },
+            Change::TrimStream { id, epoch, to } => Self::TrimStream { id, epoch, to },
+            Change::PutMeta { key, value } => Self::PutMeta { key, value: value.into() },
+            Change::DeleteMeta(key) => Self::DeleteMeta { key },
+        }
+    }
+}
+
 impl ChainObject {
+    /// Returns what the chain has of an object.
+    ///
+    /// # Panics
+    /// If its name has no nonce.
+    pub(crate) fn of(object: &ObjectInfo) -> Self {
+        Self {
+            id: object.id,
+            nonce: object_nonce(&object.name).expect("a name with a nonce"),
+            size_bytes: object.size_bytes,
+            index_position: object.index_position,
+            index_bytes: object.index_bytes,
+            index_crc32c: object.index_crc32c,
+            created_at_ms: object.created_at_ms,
+            generation: object.generation,
+            payload_bytes: object.payload_bytes,
+            format: OBJECT_FORMAT,
+        }
+    }
+
+    /// Returns its path in the object store.
+    pub fn name(&self, store: Uuid) -> String {
+        object_name(store, self.id, self.nonce)
+    }
+
+    /// Returns the object of a store.
+    pub(crate) fn info(&self, store: Uuid) -> ObjectInfo {
+        ObjectInfo {
+            id: self.id,
+            name: self.name(store),
+            size_bytes: self.size_bytes,
+            index_position: self.index_position,
+            index_bytes: self.index_bytes,
+            index_crc32c: self.index_crc32c,
+            created_at_ms: self.created_at_ms,
+            generation: self.generation,
+            payload_bytes: self.payload_bytes,
+        }
+    }
+
     pub(super) fn encode(&self, writer: &mut Writer) {
         writer.varint(self.id.0);
         writer.uuid(self.nonce);
@@ -332,6 +384,27 @@ impl ChainObject {
             format: reader.u8()?,
         })
     }
+}
+
+/// Encodes the changes of a list that is recorded in the WAL.
+///
+/// # Panics
+/// If one of them may not be recorded, or a label is too long.
+pub(crate) fn encode_recorded(changes: &[ChainChange]) -> Vec<u8> {
+    let mut writer = Writer::default();
+    changes.iter().for_each(|change| change.encode(Place::Recorded, &mut writer));
+    writer.finish()
+}
+
+/// Decodes the `count` changes of a list that was recorded in the WAL.
+pub(crate) fn decode_recorded(count: u32, bytes: &Bytes) -> Result<Vec<ChainChange>, DecodeError> {
+    let reader = &mut Reader::new(bytes);
+    // Not allocated by the stated number, which may be wrong.
+    let mut changes = Vec::new();
+    for _ in 0..count {
+        changes.push(ChainChange::decode(Place::Recorded, reader)?);
+    }
+    reader.end().map(|()| changes)
 }
 
 fn encode_range(range: Option<&ObjectRange>, writer: &mut Writer) {

@@ -13,7 +13,7 @@ use super::entry::{Entry, SealedEntry};
 use super::snapshot::Snapshot;
 use super::state::{ChainState, Head};
 use crate::bandwidth::Bandwidth;
-use crate::naming::catalog_prefix;
+use crate::naming::{CATALOGS_DIRECTORY, catalog_prefix};
 use crate::object::Damage;
 use crate::object_error::ObjectError;
 use crate::objects::{Request, StoreHandle, Writer, delete_object, list_all, within};
@@ -40,6 +40,18 @@ pub struct SnapshotName {
     pub size_bytes: u64,
     /// When it was written, by the clock of the object store.
     pub written: SystemTime,
+}
+
+/// Lists the stores that have a catalog in an object store.
+///
+/// # Errors
+/// The object store cannot be listed.
+pub async fn list_stores(store: &dyn ObjectStore) -> Result<Vec<Uuid>, ObjectError> {
+    let prefix = object_store::path::Path::from(CATALOGS_DIRECTORY);
+    let listing = store.list_with_delimiter(Some(&prefix));
+    let listed = within(Request::List, CATALOGS_DIRECTORY, listing).await?;
+    let ids = listed.common_prefixes.iter().filter_map(|prefix| prefix.filename());
+    Ok(ids.filter_map(|id| Uuid::try_parse(id).ok()).collect())
 }
 
 /// Access to the chain of one store. Cheap to clone.
@@ -125,6 +137,14 @@ impl Chain {
         }
         let reason = format!("it belongs to store {stated}");
         Err(ObjectError::damaged(name, Damage::of_all(reason)))
+    }
+
+    /// Whether the chain exists: its first object is a fence, and fences are not deleted.
+    ///
+    /// # Errors
+    /// The object store cannot be asked.
+    pub async fn has_fence(&self) -> Result<bool, ObjectError> {
+        self.sequence.exists(1).await
     }
 
     /// Loads the state after the last object; `None` if the chain has no object. Reads the newest

@@ -17,7 +17,7 @@ use crate::sequence::Created;
 use crate::types::StreamId;
 
 /// Stream ids that a fence reserves.
-const RESERVED_STREAMS: u64 = 1 << 20;
+pub(crate) const RESERVED_STREAMS: u64 = 1 << 20;
 /// Objects of the chain after which a snapshot is due.
 const SNAPSHOT_OBJECTS: u64 = 64;
 /// A snapshot is due earlier if the objects since the last one are larger than it, and than this.
@@ -38,6 +38,9 @@ pub struct Fence {
     pub written_at_ms: u64,
     /// The term from now on, not below the one before; `None` if it stays.
     pub term: Option<u32>,
+    /// Ids below it count as given to streams from now on, although the chain does not have these
+    /// streams.
+    pub next_stream: StreamId,
     /// Gaps, and other changes of a fence alone, in addition to those that each fence has.
     pub own: Vec<ChainChange>,
     /// Ends that replace those of the object before it.
@@ -152,6 +155,8 @@ struct Frozen {
     sealed: SealedEntry,
     /// If the body is an object of its own: it is complete.
     has_body: bool,
+    /// It may have been sent, so its number can have no other object.
+    is_sent: bool,
 }
 
 impl ChainWriter {
@@ -257,7 +262,7 @@ impl ChainWriter {
             panic!("a delta that is not the next object: {damage}");
         }
         let sealed = entry.seal(self.chain.max_body_bytes);
-        self.frozen = Some(Frozen { entry, sealed, has_body: false });
+        self.frozen = Some(Frozen { entry, sealed, has_body: false, is_sent: false });
     }
 
     /// Creates the frozen delta, and tries again until the outcome is certain.
@@ -283,6 +288,7 @@ impl ChainWriter {
             self.chain.write_body(&frozen.sealed).await?;
             frozen.has_body = true;
         }
+        frozen.is_sent = true;
         if let Created::Taken(object) = sequence.create(&frozen.sealed.object, until).await? {
             let number = object.number;
             let by = match self.chain.decode(object).await {
@@ -299,6 +305,44 @@ impl ChainWriter {
         self.since_snapshot.1 += body.len() as u64;
         self.state.apply(entry).expect("it was checked when it was frozen");
         Ok(())
+    }
+
+    /// Takes back a frozen delta that was certainly not sent. Returns false if there is none.
+    pub fn discard(&mut self) -> bool {
+        self.frozen.take_if(|frozen| !frozen.is_sent).is_some()
+    }
+
+    /// Whether a delta is frozen that may have been sent.
+    pub fn is_sent(&self) -> bool {
+        self.frozen.as_ref().is_some_and(|frozen| frozen.is_sent)
+    }
+
+    /// Returns the chain.
+    pub fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// Returns the name of the last object that is known to be in the chain: after
+    /// [`Self::open`] the fence.
+    pub(crate) fn last_name(&self) -> String {
+        self.chain.sequence.name(self.state.head.number)
+    }
+
+    /// Ends writing. Returns the chain and its last known state.
+    pub fn into_parts(self) -> (Chain, ChainState) {
+        (self.chain, self.state)
+    }
+
+    /// Whether the last object that this writer knows is the last one of the chain, as far as the
+    /// object store shows.
+    ///
+    /// # Errors
+    /// The object store cannot be asked.
+    pub async fn is_newest(&self) -> Result<bool, ObjectError> {
+        let Head { number, link, .. } = self.state.head;
+        let last = self.chain.sequence.identity(number).await?;
+        let is_known = last.is_some_and(|last| last.link == link);
+        Ok(is_known && !self.chain.sequence.exists(number + 1).await?)
     }
 
     /// Returns the snapshot that should be written now, if one is due. Until
@@ -355,7 +399,7 @@ impl Fence {
             covers: then.map_or(0, |then| then.covers),
             cut: LogOffset(of_wal(|then| then.cut.0)),
             wal_mark: of_wal(|then| then.wal_mark),
-            next_stream: then.map_or(StreamId(0), |then| then.next_stream),
+            next_stream: then.map_or(StreamId(0), |then| then.next_stream).max(self.next_stream),
         };
         let mut own = vec![
             ChainChange::BeginIncarnation(self.incarnation),

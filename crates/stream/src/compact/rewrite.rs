@@ -3,13 +3,11 @@
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use super::{
-    Destination, Failure, Origin, RANGES_AT_A_TIME, Run, Sources, Written, claim_ownership, output,
-};
+use super::{Destination, Failure, Origin, RANGES_AT_A_TIME, Run, Sources, Written, output};
 use crate::catalog::ObjectRange;
-use crate::commit::Replacement;
 use crate::error::StoreError;
 use crate::output::{Attempt, Output};
+use crate::publish::Replacement;
 use crate::range::Range;
 use crate::shared::Shared;
 use crate::store::Store;
@@ -214,7 +212,6 @@ async fn step<R: Rewrite>(
     run: Run,
     rewriter: R,
 ) -> Result<(R, u64), Failure> {
-    claim_ownership(shared, 0).await?;
     let objects = || run.ranges.iter().map(|range| &range.object);
     let origin = Origin {
         generation: objects().map(|object| object.generation).max().unwrap_or(0).saturating_add(1),

@@ -37,6 +37,8 @@ pub(crate) struct Loss {
     /// many records it and those behind it may have held.
     unknown: Vec<(LogOffset, u64)>,
     skipped: HashMap<StreamId, Vec<Range<StreamOffset>>>,
+    /// The versions of lists of changes of the catalog whose records are damaged.
+    pub(crate) lists: Vec<u64>,
 }
 
 /// Where a stream continues.
@@ -73,6 +75,12 @@ impl Evidence {
         }
     }
 
+    /// Adds the durable end of a stream that the catalog states.
+    pub(crate) fn add_hint(&mut self, stream: StreamId, end: StreamOffset) {
+        let greatest = self.next.entry(stream).or_default();
+        *greatest = end.max(*greatest);
+    }
+
     /// Returns the greatest log offset that a list covers up to.
     pub(crate) fn covered_to(&self) -> LogOffset {
         self.covered.iter().map(|range| range.end).max().unwrap_or_default()
@@ -83,17 +91,19 @@ impl Evidence {
     /// The remains of a damaged record may be from one lap earlier, if the write over them was
     /// lost. Such a record is trimmed: its list covers nothing behind the log's start, or its batch
     /// is uploaded or belongs to a deleted stream. `is_missing` returns whether a batch is none of
-    /// these. A batch of a deleted stream counts only if the remains are certain: the log's own
-    /// record header is intact and on the same page.
+    /// these. A list of changes with a version up to `covers` is in the object store. A batch of a
+    /// deleted stream counts only if the remains are certain: the log's own record header is intact
+    /// and on the same page.
     pub(crate) fn judge(
         mut self,
         report: &RecoveryReport,
         uploaded: LogOffset,
+        covers: u64,
         is_missing: impl Fn(StreamId, StreamOffset, bool) -> bool,
     ) -> Loss {
         self.covered.push(LogOffset(0)..uploaded);
         self.covered.sort_by_key(|range| range.start);
-        let mut unknown = Vec::new();
+        let (mut unknown, mut lists) = (Vec::new(), Vec::new());
         for place in &report.damaged_ranges {
             let mut range = place.range.clone();
             let bytes = range.end.0 - range.start.0;
@@ -102,6 +112,10 @@ impl Evidence {
             {
                 let is_identified = match left.record {
                     Identified::Ends(to) => to >= report.start,
+                    Identified::Catalog(version) => {
+                        lists.extend((version > covers).then_some(version));
+                        version > covers
+                    }
                     Identified::Batch(stream, base, count) => {
                         let end = StreamOffset(base.0.saturating_add(count.into()));
                         let is_certain = place.is_one_record && has_header_on_page(range.start);
@@ -128,7 +142,7 @@ impl Evidence {
             // The log's end is missing, and it is unknown how much of it.
             unknown.push((uploaded, report.ring_bytes / MIN_RECORD_BYTES));
         }
-        Loss { next: self.next, unknown: suffix_sums(unknown), skipped: self.skipped }
+        Loss { next: self.next, unknown: suffix_sums(unknown), skipped: self.skipped, lists }
     }
 
     /// Returns the parts of `range` that no list covers.
@@ -228,7 +242,8 @@ mod tests {
     fn part(from: u64, to: u64, part: u32, parts: u32) -> Ends {
         let (stream, next) = (StreamId(u64::from(part)), StreamOffset(to));
         let ends = vec![End { stream, next, known: next }];
-        Ends { from: LogOffset(from), to: LogOffset(to), part, parts, ends }
+        let (from, to) = (LogOffset(from), LogOffset(to));
+        Ends { from, to, part, parts, ends, catalog_version: None }
     }
 
     #[test]
@@ -258,7 +273,7 @@ mod tests {
     fn skipped_offsets_are_bounded_by_the_bytes_and_the_largest_batch() {
         let next = HashMap::from([(StreamId(1), StreamOffset(50))]);
         let unknown = suffix_sums(vec![(LogOffset(100), 2), (LogOffset(400), 3)]);
-        let loss = Loss { next, unknown, skipped: HashMap::new() };
+        let loss = Loss { next, unknown, skipped: HashMap::new(), lists: vec![] };
         let continuation = |stream, next, log_end| {
             let next = StreamOffset(next);
             let Continuation { known, next } =
@@ -271,7 +286,8 @@ mod tests {
         assert_eq!(continuation(2, 20, 300), (20, 50), "{reason}");
         assert_eq!(continuation(2, 20, 401), (20, 20));
         let unknown = suffix_sums(vec![(LogOffset(0), u64::MAX), (LogOffset(9), 1)]);
-        let all = Loss { next: HashMap::new(), unknown, skipped: HashMap::new() };
+        let (next, skipped) = (HashMap::new(), HashMap::new());
+        let all = Loss { next, unknown, skipped, lists: vec![] };
         let continuation = all.continuation(StreamId(1), StreamOffset(7), LogOffset(0), u32::MAX);
         assert_eq!(continuation.next.0, 7 + MOST_SKIPPED);
     }
@@ -284,6 +300,7 @@ mod tests {
             next: HashMap::new(),
             unknown: vec![],
             skipped: HashMap::from([(StreamId(1), skipped)]),
+            lists: vec![],
         };
         let parts = |stream, gap| loss.parts(StreamId(stream), gap);
         let expected = [

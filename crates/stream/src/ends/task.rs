@@ -7,7 +7,7 @@ use alluvium_wal::LogOffset;
 
 use super::append;
 use crate::error::StoreError;
-use crate::record::End;
+use crate::record::{End, encoded_bytes};
 use crate::shared::Shared;
 use crate::tail::StreamState;
 
@@ -72,7 +72,12 @@ async fn write(shared: &Shared) -> Result<bool, StoreError> {
         next.extend(some.iter().filter_map(|stream| end_since(stream, from)));
         tokio::task::yield_now().await;
     }
-    let is_written = append(&shared.wal, from..to, &next, ends.max_record_bytes)?;
+    // The rest of a full log is for changes of the catalog.
+    if !shared.has_space_for(encoded_bytes(next.len(), ends.max_record_bytes)) {
+        return Ok(false);
+    }
+    let recorded = shared.catalog.recorded.load(Ordering::Acquire);
+    let is_written = append(&shared.wal, from..to, &next, recorded, ends.max_record_bytes)?;
     if is_written {
         *ends.covered.lock() = [last, to];
     }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{LISTED, Loss, LostObjects};
 use crate::error::FetchError;
 use crate::faults::Reason;
-use crate::naming::{OWNER_OBJECT, object_id, object_prefix};
+use crate::naming::object_id;
 use crate::object_error::{ErrorKind, ObjectError};
 use crate::objects::object_size;
 use crate::range::Range;
@@ -54,19 +54,19 @@ impl Shared {
     }
 
     /// Classifies an error of reading an object in use, and reports it if the object's records are
-    /// lost. An object counts as missing only if the object store has the owner object: a file
-    /// system that is not mounted has none of the objects and comes back.
+    /// lost. An object counts as missing only if the object store has the fence of this opening: a
+    /// file system that is not mounted has none of the objects and comes back.
     pub(crate) async fn classified(&self, error: ObjectError) -> ObjectError {
         let error = match error {
             ObjectError::Store { name, reason, kind: ErrorKind::NotFound } => {
-                let owner = format!("{}/{OWNER_OBJECT}", object_prefix(self.wal_id));
+                let fence = self.catalog.fence.as_str();
                 let store = self.objects.store(RequestClass::CleanUp);
-                match object_size(store, &owner.as_str().into()).await {
+                match object_size(store, &fence.into()).await {
                     Ok(Some(_)) => ObjectError::Store { name, reason, kind: ErrorKind::NotFound },
                     Ok(None) => ObjectError::failed(
                         &name,
                         format!(
-                            "it is missing, and so is {owner}: check that this is the right \
+                            "it is missing, and so is {fence}: check that this is the right \
                              object store and that it is mounted"
                         ),
                     ),

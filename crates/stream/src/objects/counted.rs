@@ -19,7 +19,7 @@ use crate::request_class::RequestClass;
 /// client retries by itself counts once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requests {
-    /// `upload`, `read`, `compaction` or `clean-up`.
+    /// `upload`, `read`, `compaction`, `clean-up` or `catalog`.
     pub class: &'static str,
     /// `put`, `part`, `multipart` (begin, end or abort of an object in parts), `get`, `list`
     /// (however many pages) or `delete`.
@@ -66,22 +66,35 @@ impl Counters {
     }
 }
 
-/// An object store, wrapped once for each class.
-pub(crate) struct CountedStores([Counted; CLASSES.len()]);
+/// The class of the requests of the chain, which have no bandwidth class.
+const CATALOG: &str = "catalog";
+
+/// An object store, wrapped once for each class, and for the catalog.
+pub(crate) struct CountedStores {
+    classes: [Counted; CLASSES.len()],
+    catalog: Arc<Counted>,
+}
 
 impl CountedStores {
     pub(crate) fn new(store: &Arc<dyn ObjectStore>) -> Self {
-        Self(CLASSES.map(|_| Counted { inner: store.clone(), counters: Arc::default() }))
+        let counted = || Counted { inner: store.clone(), counters: Arc::default() };
+        Self { classes: CLASSES.map(|_| counted()), catalog: Arc::new(counted()) }
     }
 
     pub(crate) fn get(&self, class: RequestClass) -> &dyn ObjectStore {
-        &self.0[class as usize]
+        &self.classes[class as usize]
+    }
+
+    /// Returns the object store for the chain.
+    pub(crate) fn catalog(&self) -> Arc<dyn ObjectStore> {
+        self.catalog.clone()
     }
 
     /// Returns the number of requests of each kind and class.
     pub(crate) fn requests(&self) -> Vec<Requests> {
         let mut requests = Vec::new();
-        for (store, (_, class)) in self.0.iter().zip(CLASSES) {
+        let classes = self.classes.iter().zip(CLASSES.map(|(_, class)| class));
+        for (store, class) in classes.chain([(&*self.catalog, CATALOG)]) {
             for (Counter { count, bytes }, kind) in store.counters.0.iter().zip(KINDS) {
                 let (count, bytes) = (count.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed));
                 if count > 0 {

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use alluvium_device::{AlignedBuf, PAGE_BYTES};
 use async_trait::async_trait;
-use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt, TryStreamExt};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
@@ -21,11 +20,14 @@ use object_store::{
 };
 use tokio::sync::Mutex;
 
+pub use self::reserve::RESERVE;
+use self::reserve::Reserve;
 use self::root::Root;
 pub use self::root::{MARK, is_marked};
-use crate::naming::{CATALOGS_DIRECTORY, OBJECTS_DIRECTORY, OWNER_OBJECT, PROBES_DIRECTORY};
+use crate::naming::{CATALOGS_DIRECTORY, OBJECTS_DIRECTORY, PROBES_DIRECTORY};
 use crate::object_error::io_kind;
 
+mod reserve;
 mod root;
 
 /// Longer than writing any object takes.
@@ -34,8 +36,6 @@ const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 const WRITE_BYTES: usize = 1 << 20;
 /// Bytes released to the file system at a time when an object is deleted.
 const FREED_BYTES: u64 = 4 << 20;
-/// The smallest unit that any disk writes atomically.
-const SECTOR_BYTES: usize = 512;
 /// Follows `#` in the names of files that are being deleted. The numbers of files that are being
 /// written count from 1.
 const DELETED: u64 = u64::MAX;
@@ -63,8 +63,13 @@ pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
         }
     }
     let top = directory.canonicalize().map_err(|error| failed("open", error))?;
+    let reserve = Reserve::new(&top);
+    if let Err(error) = reserve.fill() {
+        tracing::warn!("{error}: nothing but the catalog can be written until there is space");
+    }
     let files = LocalFileSystem::new_with_prefix(&top)?.with_fsync(true);
-    Ok(Arc::new(Directory { files: Arc::new(files), root: Arc::new(root), top }))
+    let (files, root, reserve) = (Arc::new(files), Arc::new(root), Arc::new(reserve));
+    Ok(Arc::new(Directory { files, root, reserve, top }))
 }
 
 /// An object store in a directory that writes multipart objects and deletes objects in steps.
@@ -78,13 +83,39 @@ pub fn local_objects(directory: &Path) -> Result<Arc<dyn ObjectStore>> {
 /// Objects are deleted in steps for the same reason: see [`free`]. An object is hidden before the
 /// first step, so that a truncated one is never found.
 ///
-/// Every request fails while another directory is in place of this one; see [`Root`].
+/// Every request fails while another directory is in place of this one; see [`Root`]. On a full
+/// disk only the catalog is written, from a [`Reserve`].
 #[derive(Debug)]
 struct Directory {
     files: Arc<LocalFileSystem>,
     root: Arc<Root>,
+    reserve: Arc<Reserve>,
     /// The directory without symbolic links: the paths of objects begin with it.
     top: PathBuf,
+}
+
+impl Directory {
+    async fn fill_reserve(&self) -> Result<()> {
+        if self.reserve.is_whole() {
+            return Ok(());
+        }
+        let reserve = self.reserve.clone();
+        blocking(move || reserve.fill()).await
+    }
+
+    async fn give_up_reserve(&self) -> Result<bool> {
+        let reserve = self.reserve.clone();
+        blocking(move || reserve.give_up()).await
+    }
+}
+
+/// Whether this is a fence or a delta, or the body of one.
+fn is_of_catalog(path: &ObjectPath) -> bool {
+    let mut parts = path.parts();
+    let first = parts.next();
+    let kind = parts.nth(1);
+    first.is_some_and(|first| first.as_ref() == CATALOGS_DIRECTORY)
+        && kind.is_some_and(|kind| matches!(kind.as_ref(), "chain" | "bodies"))
 }
 
 async fn check(root: Arc<Root>) -> Result<()> {
@@ -107,8 +138,16 @@ impl ObjectStore for Directory {
     ) -> Result<PutResult> {
         check(self.root.clone()).await?;
         let overwrites = !matches!(options.mode, PutMode::Create);
-        let is_owner = overwrites && to.filename() == Some(OWNER_OBJECT);
-        let put = self.files.put_opts(to, data.clone(), options).await;
+        if !is_of_catalog(to) {
+            self.fill_reserve().await?;
+        }
+        let mut put = self.files.put_opts(to, data.clone(), options.clone()).await;
+        while is_of_catalog(to)
+            && put.as_ref().is_err_and(is_no_space)
+            && self.give_up_reserve().await?
+        {
+            put = self.files.put_opts(to, data.clone(), options.clone()).await;
+        }
         match put {
             Ok(_) | Err(object_store::Error::AlreadyExists { .. }) if !overwrites => {
                 // An earlier create may have failed after the name was there, or have been killed.
@@ -117,13 +156,6 @@ impl ObjectStore for Directory {
                 let parents = parents(&path, &self.top)?;
                 blocking(move || parents.iter().try_for_each(|parent| sync(parent))).await?;
                 put
-            }
-            Err(error) if is_owner && is_no_space(&error) => {
-                let path = self.files.path_to_filesystem(to)?;
-                let overwritten = blocking(move || overwrite(&path, &Bytes::from(data))).await;
-                // If there is nothing to overwrite, return the original error.
-                overwritten.map_err(|_| error)?;
-                Ok(PutResult { e_tag: None, version: None, extensions: Extensions::default() })
             }
             put => put,
         }
@@ -134,6 +166,7 @@ impl ObjectStore for Directory {
         to: &ObjectPath,
         _: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
+        self.fill_reserve().await?;
         let path = self.files.path_to_filesystem(to)?;
         let root = self.root.clone();
         let begin = move || root.check().and_then(|()| Unfinished::begin(path));
@@ -223,31 +256,6 @@ fn sync(directory: &Path) -> io::Result<()> {
 /// Whether the disk is full or the quota of this user is used up.
 fn is_no_space(error: &object_store::Error) -> bool {
     matches!(io_kind(error), Some(io::ErrorKind::QuotaExceeded | io::ErrorKind::StorageFull))
-}
-
-/// Overwrites the owner object in place, within its block: deleting objects must succeed on a full
-/// disk, and is preceded by a claim (`docs/format/catalog.md`, "Who owns the objects"). Both texts
-/// lie in one sector, which a disk writes atomically, so a crash leaves one or the other. White
-/// space replaces the rest of a longer text.
-fn overwrite(path: &Path, text: &[u8]) -> io::Result<()> {
-    let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-    let file = File::options().write(true).custom_flags(flags).open(path)?;
-    let present = file.metadata()?.len();
-    if !(1..=SECTOR_BYTES as u64).contains(&present) || text.len() > SECTOR_BYTES {
-        return Err(io::ErrorKind::StorageFull.into());
-    }
-    let present = present as usize;
-    // A crash between a new length and the text would leave a truncated text. Objects of earlier
-    // builds have no padding.
-    let text = text.trim_ascii_end();
-    if present < text.len() {
-        file.write_all_at(&vec![b' '; text.len() - present], present as u64)?;
-        file.sync_all()?;
-    }
-    let mut padded = text.to_vec();
-    padded.resize(text.len().max(present), b' ');
-    file.write_all_at(&padded, 0)?;
-    file.sync_all()
 }
 
 /// Renames an object to a name that `LocalFileSystem` ignores. Returns the new name if that

@@ -25,12 +25,13 @@ use crate::naming::{OBJECTS_DIRECTORY, object_prefix};
 use crate::object_error::ObjectError;
 use crate::request_class::RequestClass;
 
+pub(crate) use counted::CountedStores;
 pub use counted::Requests;
 pub use disk::DiskCacheStats;
 pub(crate) use flight::FlightGuard;
 #[cfg(test)]
 pub(crate) use local::local_parents;
-pub use local::{MARK, is_marked, local_objects};
+pub use local::{MARK, RESERVE, is_marked, local_objects};
 pub use numbers::ReadStats;
 pub(crate) use read::{Deadline, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};

@@ -144,7 +144,7 @@ impl Objects {
     /// # Errors
     /// The threads for cold reads cannot be started.
     pub(crate) fn new(
-        store: &Arc<dyn ObjectStore>,
+        stores: CountedStores,
         options: &Options,
         losses: Arc<Losses>,
     ) -> Result<Self, StoreError> {
@@ -170,7 +170,7 @@ impl Objects {
         );
         let total_permits = permits_for(options.cold_read_bytes);
         let core = Core {
-            stores: CountedStores::new(store),
+            stores,
             cache,
             cache_bytes,
             ahead_buffer: ReadAheadBuffer::default(),

@@ -7,7 +7,8 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 
 use super::list_objects;
-use crate::catalog::{ObjectInfo, Snapshot};
+use crate::catalog::ObjectInfo;
+use crate::chain::ChainState;
 use crate::naming::{object_id, object_prefix};
 use crate::object_error::ObjectError;
 use crate::types::ObjectId;
@@ -48,16 +49,33 @@ pub struct Mismatch {
     pub is_needed: bool,
 }
 
-/// Compares the objects of a store with the `snapshot` of its catalog. A catalog that is not bound
-/// to a WAL has no objects.
+impl Survey {
+    /// Drops differences that a later state of the catalog does not confirm: a server has changed
+    /// the catalog meanwhile.
+    pub fn confirm(&mut self, later: &ChainState) {
+        let known = |name: &str| {
+            let id = object_id(name);
+            id.is_some_and(|id| later.objects.contains_key(&id))
+        };
+        self.orphans.retain(|orphan| !known(&orphan.name));
+        self.mismatches.retain(|mismatch| known(&mismatch.object.name));
+    }
+}
+
+/// Compares the objects of a store with its catalog.
 ///
 /// # Errors
 /// The object store cannot be listed.
-pub async fn survey(store: &dyn ObjectStore, snapshot: &Snapshot) -> Result<Survey, ObjectError> {
-    let Some(wal_id) = snapshot.wal_id else { return Ok(Survey::default()) };
+pub async fn survey(store: &dyn ObjectStore, state: &ChainState) -> Result<Survey, ObjectError> {
+    let id = state.header.store;
+    let objects: Vec<_> = state.objects.values().map(|object| object.info(id)).collect();
     let mut known: BTreeMap<&str, &ObjectInfo> =
-        snapshot.objects.values().map(|object| (object.name.as_str(), object)).collect();
-    let ranges = snapshot.streams.values().flat_map(|stream| &stream.ranges);
+        objects.iter().map(|object| (object.name.as_str(), object)).collect();
+    // Numbers below it were assigned before the last object that the catalog has, or by earlier
+    // openings.
+    let last = state.objects.last_key_value().map_or(0, |(id, _)| id.0 + 1);
+    let past_end = last.max(u64::from(state.header.opening) << 32);
+    let ranges = state.streams.values().flat_map(|stream| &stream.ranges);
     let needed: BTreeSet<ObjectId> = ranges.map(|range| range.object).collect();
     let mut survey = Survey::default();
     let mismatch = |object: &ObjectInfo, found_bytes| Mismatch {
@@ -65,14 +83,13 @@ pub async fn survey(store: &dyn ObjectStore, snapshot: &Snapshot) -> Result<Surv
         found_bytes,
         is_needed: needed.contains(&object.id),
     };
-    let prefix = Path::from(object_prefix(wal_id));
+    let prefix = Path::from(object_prefix(id));
     for meta in list_objects(store, Some(&prefix)).await? {
         match known.remove(meta.location.as_ref()) {
             Some(object) if object.size_bytes == meta.size => survey.matching += 1,
             Some(object) => survey.mismatches.push(mismatch(object, Some(meta.size))),
             None => survey.orphans.push(Orphan {
-                is_past: object_id(meta.location.as_ref())
-                    .is_some_and(|id| id.0 < snapshot.next_object_id),
+                is_past: object_id(meta.location.as_ref()).is_some_and(|id| id.0 < past_end),
                 name: meta.location.to_string(),
                 size_bytes: meta.size,
                 written: meta.last_modified.into(),

@@ -11,6 +11,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
 use super::{Request, within};
+use crate::naming::CATALOGS_DIRECTORY;
 use crate::object::{self, Block, Damage, FOOTER_BYTES, HEADER_BYTES};
 use crate::object_error::{ObjectError, found};
 
@@ -148,7 +149,8 @@ pub(crate) async fn list_all(
     Ok(found)
 }
 
-/// Lists what lies under `prefix`, or anywhere, and has the name of an object; sorted by name.
+/// Lists what lies under `prefix`, or anywhere, and has the name of an object; sorted by name. The
+/// parts of catalogs, whose names are similar, are left out.
 ///
 /// # Errors
 /// It cannot be listed.
@@ -157,7 +159,16 @@ pub async fn list_objects(
     prefix: Option<&Path>,
 ) -> Result<Vec<ObjectMeta>, ObjectError> {
     let mut objects = list_all(store, prefix).await?;
-    objects.retain(|object| nonce_in(object.location.as_ref()).is_some());
+    let is_of_catalog =
+        |path: &Path| {
+            path.as_ref().contains(&format!("{CATALOGS_DIRECTORY}/"))
+                && path.parts().rev().nth(1).is_some_and(|parent| {
+                    matches!(parent.as_ref(), "snapshots" | "bodies" | "chain")
+                })
+        };
+    objects.retain(|object| {
+        nonce_in(object.location.as_ref()).is_some() && !is_of_catalog(&object.location)
+    });
     objects.sort_by(|a, b| a.location.cmp(&b.location));
     Ok(objects)
 }

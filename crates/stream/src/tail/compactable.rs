@@ -189,7 +189,7 @@ mod tests {
                         let new = range(first.start.0, id, random.below(3) as u8, 3, false);
                         let new = Range { end: last.end, ..new };
                         changed = note(&new);
-                        tail.replace(first.start, 3, new);
+                        tail.replace(first.start, 3, Some(new));
                     }
                     _ => {
                         let bytes = [1, 2, 5, 25][random.below(4) as usize];
@@ -220,7 +220,7 @@ mod tests {
                             let new = range(ranges[0].start.0, id, generation, bytes, true);
                             let new = Range { end: ranges[ranges.len() - 1].end, ..new };
                             changed = Some(looked_at.and(Changed::at(&new)));
-                            tail.replace(new.start, ranges.len(), new);
+                            tail.replace(new.start, ranges.len(), Some(new));
                             found += 1;
                         }
                     }

@@ -1,43 +1,38 @@
-//! A test environment for a store: a simulated disk, and an object store and a catalog that fail on
-//! demand and die with the "process".
+//! A test environment for a store: a simulated disk, and an object store that fails on demand and
+//! dies with the "process".
 
 #![allow(dead_code, unreachable_pub)] // each test file uses a part of it
 
-use std::collections::BTreeSet;
-use std::fmt;
+mod objects;
+
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_device::sim::{Random, SimDisk, SimOptions, Stepper};
-use alluvium_stream::catalog::Snapshot;
+use alluvium_stream::chain::{Chain, ChainState};
 use alluvium_stream::{
-    AppendError, Batch, Catalog, CatalogError, Change, Fold, KIND_LOG, MemoryCatalog, NewBatch,
-    Opened, Options, Recovery, Store, StoreError, Stream, StreamEpoch, StreamId, StreamOffset,
-    StreamWriter,
+    AppendError, Batch, Change, Fold, KIND_LOG, NewBatch, Opened, Options, Reason, Recovery, Store,
+    StoreError, Stream, StreamEpoch, StreamId, StreamOffset, StreamWriter, locate,
 };
-use alluvium_wal::{FormatOptions, Wal};
-use async_trait::async_trait;
+use alluvium_wal::{FormatOptions, HeaderInfo, Wal};
 use bytes::Bytes;
-use futures::stream::BoxStream;
-use futures::{StreamExt, TryStreamExt};
+use futures::TryStreamExt;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use object_store::{
-    CopyOptions, GetOptions, GetRange, GetResult, GetResultPayload, ListResult, MultipartUpload,
-    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult,
-};
-use parking_lot::Mutex;
+use object_store::{ObjectStore, ObjectStoreExt};
+use tokio::task::JoinHandle;
+
+pub use objects::{CatalogMode, Objects, is_catalog};
 
 /// Long enough for a loaded machine; reached only by a test that hangs.
 pub const HANG: Duration = Duration::from_secs(60);
 
-/// What outlives a process (disk, objects, catalog), and the options of the next process.
+/// What outlives a process (disk, objects), and the options of the next process.
 pub struct World {
     pub disk: SimDisk,
     pub objects: Arc<InMemory>,
-    pub catalog: Arc<MemoryCatalog>,
     pub options: Options,
     pub wal_options: alluvium_wal::Options,
 }
@@ -50,6 +45,8 @@ pub fn small_options(wal_capacity_bytes: u64) -> (Options, alluvium_wal::Options
         upload_interval: Duration::from_secs(3600),
         // Only the tests append.
         ends_interval: Duration::from_secs(365 * 24 * 60 * 60),
+        // Changes of the catalog are published by uploads only.
+        catalog_interval: Duration::from_secs(3600),
         block_cache_bytes: 1 << 20,
         // Objects stay as they were written, unless a test enables compaction.
         compaction_bytes: 0,
@@ -75,7 +72,50 @@ impl World {
         });
         Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
         let (options, wal_options) = small_options(wal_capacity_bytes);
-        Self { disk, objects: Arc::default(), catalog: Arc::default(), options, wal_options }
+        Self { disk, objects: Arc::default(), options, wal_options }
+    }
+
+    /// Returns a world with copies of what this one has now, and nothing in common with it.
+    pub async fn copy(&self) -> Self {
+        Self {
+            disk: SimDisk::from_image(&self.disk.image(), self.disk_options()),
+            objects: Arc::new(in_memory(&contents(&self.objects).await).await),
+            options: self.options.clone(),
+            wal_options: self.wal_options.clone(),
+        }
+    }
+
+    /// Returns the header of the log.
+    pub fn header(&self) -> HeaderInfo {
+        Wal::inspect(&self.disk.device()).unwrap().header
+    }
+
+    /// Returns the catalog in the object store; `None` if there is none.
+    pub async fn try_catalog(&self) -> Option<ChainState> {
+        let retry = (self.options.retry_initial, self.options.retry_max);
+        let store = locate(&*self.objects, self.header().wal_id).await.unwrap();
+        Chain::new(self.objects.clone(), store, retry).load().await.unwrap()
+    }
+
+    /// Returns the catalog in the object store. It does not have what was recorded in the log since
+    /// the last publication.
+    pub async fn catalog(&self) -> ChainState {
+        self.try_catalog().await.expect("a catalog")
+    }
+
+    /// Returns the objects of the catalog, of which an old copy may be restored later.
+    pub async fn catalog_objects(&self) -> Contents {
+        let mut found = contents(&self.objects).await;
+        found.retain(|(location, _)| is_catalog(location));
+        found
+    }
+
+    /// Puts other objects in place of those of the catalog; returns the object store with those.
+    pub async fn replace_catalog(&mut self, by: &Contents) -> Arc<InMemory> {
+        let mut all = contents(&self.objects).await;
+        all.retain(|(location, _)| !is_catalog(location));
+        all.extend_from_slice(by);
+        std::mem::replace(&mut self.objects, Arc::new(in_memory(&all).await))
     }
 
     /// Returns the options for a disk made from an image of this one.
@@ -89,21 +129,21 @@ impl World {
 
     /// Starts a server with an object store that `prepare` has prepared.
     pub async fn start_with(&self, prepare: impl Fn(&Objects)) -> Server {
-        self.start_as(Arc::new(Hash), prepare).await.unwrap()
+        self.start_with_fold(Arc::new(Hash), prepare).await.unwrap()
     }
 
     pub async fn try_start(&self, fold: Arc<dyn Fold>) -> Result<Server, StoreError> {
-        self.start_as(fold, |_| ()).await
+        self.start_with_fold(fold, |_| ()).await
     }
 
-    async fn start_as(
+    /// Starts a server with this fold, and an object store that `prepare` has prepared.
+    pub async fn start_with_fold(
         &self,
         fold: Arc<dyn Fold>,
         prepare: impl Fn(&Objects),
     ) -> Result<Server, StoreError> {
         let objects = Arc::new(Objects::new(self.objects.clone()));
         prepare(&objects);
-        let catalog = Arc::new(FailingCatalog::new(self.catalog.clone()));
         // Opening is blocking work of the WAL on a disk that responds at once; from then on a
         // thread drives the disk.
         let stepper = Stepper::start(self.disk.clone());
@@ -111,14 +151,38 @@ impl World {
             self.disk.device(),
             self.wal_options.clone(),
             objects.clone(),
-            catalog.clone(),
             fold,
             self.options.clone(),
             None,
         );
         let Opened { store, recovery } = opened.await?;
-        Ok(Server { store, recovery, objects, catalog, stepper })
+        Ok(Server { store, recovery, objects, stepper })
     }
+}
+
+/// Names and bytes of objects.
+pub type Contents = Vec<(Path, Bytes)>;
+
+/// Returns everything in an object store, sorted by name.
+pub async fn contents(objects: &InMemory) -> Contents {
+    let names = objects.list(None).map_ok(|object| object.location);
+    let mut names: Vec<Path> = names.try_collect().await.unwrap();
+    names.sort();
+    let mut found = Contents::new();
+    for name in names {
+        let bytes = objects.get(&name).await.unwrap().bytes().await.unwrap();
+        found.push((name, bytes));
+    }
+    found
+}
+
+/// Returns an object store with these contents.
+pub async fn in_memory(contents: &Contents) -> InMemory {
+    let objects = InMemory::new();
+    for (name, bytes) in contents {
+        objects.put(name, bytes.clone().into()).await.unwrap();
+    }
+    objects
 }
 
 /// One run of the server.
@@ -126,7 +190,6 @@ pub struct Server {
     pub store: Store,
     pub recovery: Recovery,
     pub objects: Arc<Objects>,
-    pub catalog: Arc<FailingCatalog>,
     pub stepper: Stepper,
 }
 
@@ -137,7 +200,7 @@ impl Server {
         drop(self.stepper);
     }
 
-    /// Kills the process: from this moment on nothing reaches catalog, objects or disk any more.
+    /// Kills the process: from this moment on nothing reaches objects or disk any more.
     pub fn crash(self, world: &mut World) {
         self.end(world, SimDisk::process_crash);
     }
@@ -148,16 +211,39 @@ impl Server {
     }
 
     fn end(self, world: &mut World, end: impl Fn(&SimDisk) -> SimDisk) {
-        self.objects.dead.store(true, Ordering::SeqCst);
-        self.catalog.set(CatalogMode::Dead);
+        self.objects.kill();
         world.disk = end(&world.disk);
         drop(self.store);
     }
 
     pub async fn create(&self, kind: u8) -> StreamWriter {
         let id = self.store.new_stream_ids(1).await.unwrap()[0];
-        self.store.commit(vec![Change::CreateStream { id, kind }]).await.unwrap();
+        self.store.commit(vec![creation(id, kind)]).await.unwrap();
         self.open(id).await
+    }
+
+    /// Begins to upload everything. The task ends with the upload, or when the store fails.
+    pub fn begin_flush(&self) -> JoinHandle<Result<(), StoreError>> {
+        let store = self.store.clone();
+        tokio::spawn(async move { store.flush().await })
+    }
+
+    /// Whether a fault is reported.
+    pub fn reports(&self, reason: Reason) -> bool {
+        self.store.degraded().iter().any(|fault| fault.reason == reason)
+    }
+
+    /// Begins to upload everything, and waits until the delta of the upload has failed: it is in
+    /// the object store with [`CatalogMode::LosesAnswers`], and is not with [`CatalogMode::Fails`].
+    /// Its publication goes on until the process ends or the mode changes.
+    pub async fn fail_an_upload(&self, mode: CatalogMode) -> JoinHandle<Result<(), StoreError>> {
+        self.objects.set_catalog(mode);
+        let failed = || self.objects.catalog_failed.load(Ordering::SeqCst);
+        let before = failed();
+        let flush = self.begin_flush();
+        // There may be nothing to upload.
+        eventually("the delta is sent", || failed() > before || flush.is_finished()).await;
+        flush
     }
 
     /// Opens a stream for writing with its current epoch.
@@ -169,6 +255,12 @@ impl Server {
     pub async fn create_log(&self) -> StreamWriter {
         self.create(KIND_LOG).await
     }
+}
+
+/// Ends a task that may wait for a server that is about to end.
+pub async fn abandon<T>(task: JoinHandle<T>) {
+    task.abort();
+    let _ = task.await;
 }
 
 /// Appends and uploads three objects of ten batches each.
@@ -185,30 +277,40 @@ pub async fn three_objects(server: &Server) -> (StreamWriter, Vec<Batch>) {
     (stream, batches)
 }
 
+/// Appends batches `from..to` of one offset each, and uploads each of them as an object of its own.
+pub async fn upload_each(server: &Server, stream: &StreamWriter, from: u64, to: u64) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    for base in from..to {
+        batches.push(batch(stream.id(), base, 1, 1000));
+        append(&server.store, stream, batches.last().unwrap()).await.await.unwrap();
+        server.store.flush().await.unwrap();
+    }
+    batches
+}
+
+/// Returns the creation of a stream.
+pub fn creation(id: StreamId, kind: u8) -> Change {
+    Change::CreateStream { id, kind, label: Bytes::new() }
+}
+
 /// Returns the deletion of a stream that was never opened with an epoch greater than 0.
 pub fn delete(id: StreamId) -> Change {
     Change::DeleteStream { id, epoch: StreamEpoch(0) }
 }
 
-/// Returns the names in the object store, sorted, without the owner object.
+/// Returns the names in the object store, sorted, without those of the catalog.
 pub async fn names(world: &World) -> Vec<String> {
     let mut names: Vec<_> = world
         .objects
         .list(None)
         .map_ok(|object| object.location)
-        .try_filter(|location| futures::future::ready(!is_owner(location)))
+        .try_filter(|location| futures::future::ready(!is_catalog(location)))
         .map_ok(|location| location.to_string())
         .try_collect()
         .await
         .unwrap();
     names.sort();
     names
-}
-
-/// Whether this is the owner object. Requests for it are not counted, and fail only when all
-/// requests fail.
-pub fn is_owner(location: &Path) -> bool {
-    location.filename() == Some("owner")
 }
 
 /// Returns pseudo-random bytes that depend on the stream and the offset.
@@ -338,312 +440,6 @@ pub fn expected_state(stream: StreamId, batches: &[Batch]) -> Option<Vec<u8>> {
     } else {
         let end = batches[batches.len() - 1].end();
         Hash.fold(stream, 0, StreamOffset(0)..end, StreamOffset(0), None, batches)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CatalogMode {
-    Works,
-    /// Commits of uploads fail and change nothing.
-    FailsUploads,
-    /// Commits of uploads take effect, but return an error.
-    LosesAnswersOfUploads,
-    /// All commits take effect, but return an error.
-    LosesAnswers,
-    /// The next commit of a compaction is refused and changes nothing.
-    RefusesACompaction,
-    /// The disk is full: all commits are refused and change nothing.
-    Full,
-    Panics,
-    /// Everything fails.
-    Dead,
-}
-
-pub struct FailingCatalog {
-    inner: Arc<MemoryCatalog>,
-    /// Held during a commit, so that the process dies before or after it.
-    pub mode: Mutex<CatalogMode>,
-    pub failed: AtomicU64,
-}
-
-impl FailingCatalog {
-    fn new(inner: Arc<MemoryCatalog>) -> Self {
-        Self { inner, mode: Mutex::new(CatalogMode::Works), failed: AtomicU64::new(0) }
-    }
-
-    pub fn set(&self, mode: CatalogMode) {
-        *self.mode.lock() = mode;
-    }
-
-    fn fail(&self) -> Result<u64, CatalogError> {
-        self.failed.fetch_add(1, Ordering::SeqCst);
-        Err(CatalogError::Failed("injected".into()))
-    }
-}
-
-impl Catalog for FailingCatalog {
-    fn load(&self) -> Result<Snapshot, CatalogError> {
-        self.inner.load()
-    }
-
-    fn commit(&self, changes: &[Change]) -> Result<u64, CatalogError> {
-        let mut mode = self.mode.lock();
-        let is_compaction = changes.iter().any(|change| matches!(change, Change::Replaced(_)));
-        let is_upload = changes.iter().any(|change| matches!(change, Change::LogUploaded(_)));
-        match *mode {
-            CatalogMode::Dead => return self.fail(),
-            CatalogMode::FailsUploads if is_upload => return self.fail(),
-            CatalogMode::RefusesACompaction if is_compaction => {
-                *mode = CatalogMode::Works;
-                self.failed.fetch_add(1, Ordering::SeqCst);
-                return Err(CatalogError::Refused("injected".into()));
-            }
-            CatalogMode::Full => {
-                self.failed.fetch_add(1, Ordering::SeqCst);
-                return Err(CatalogError::Full("injected".into()));
-            }
-            CatalogMode::Panics => panic!("a bug in the catalog"),
-            _ => {}
-        }
-        let version = self.inner.commit(changes)?;
-        match *mode {
-            CatalogMode::LosesAnswersOfUploads if is_upload => self.fail(),
-            CatalogMode::LosesAnswers => self.fail(),
-            _ => Ok(version),
-        }
-    }
-}
-
-/// An object store in memory that can be made to fail.
-#[derive(Debug)]
-pub struct Objects {
-    inner: Arc<InMemory>,
-    dead: AtomicBool,
-    /// All requests fail.
-    pub down: AtomicBool,
-    /// Failures are permanent.
-    pub refuses: AtomicBool,
-    pub deletes_fail: AtomicBool,
-    pub lists_fail: AtomicBool,
-    /// Listings report objects as older than they are, by this number of seconds.
-    pub clock_behind_s: AtomicU64,
-    pub writes_panic: AtomicBool,
-    /// While this is held, writes take effect but get no response.
-    pub answers: tokio::sync::Mutex<()>,
-    /// While this is held, reads wait.
-    pub reading: Arc<tokio::sync::Mutex<()>>,
-    /// Reads of this position fail.
-    pub unreadable_at: AtomicU64,
-    /// Which of the next reads return data with a flipped bit; the lowest bit is for the next read.
-    pub flip_reads: AtomicU64,
-    /// The number of next writes that fail: even ones without effect, odd ones after the object was
-    /// written.
-    pub fail_writes: AtomicU64,
-    pub failed: AtomicU64,
-    pub reads: AtomicU64,
-    /// The threads on which the owner object was read, and those on which anything else was.
-    pub owner_read_on: Mutex<BTreeSet<String>>,
-    pub read_on: Mutex<BTreeSet<String>>,
-    /// The number of reads in a thousand that fail; each read also takes a while. Both are random.
-    pub reads_fail_permille: AtomicU64,
-    pub chance: Mutex<Option<Random>>,
-    /// Bytes requested by reads whose responses have not been taken or dropped yet, and the maximum
-    /// so far.
-    pub open_bytes: Arc<AtomicU64>,
-    pub most_open_bytes: AtomicU64,
-}
-
-/// Bytes of [`Objects::open_bytes`].
-struct Open(Arc<AtomicU64>, u64);
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Ordering::SeqCst);
-    }
-}
-
-impl Objects {
-    fn new(inner: Arc<InMemory>) -> Self {
-        Self {
-            inner,
-            dead: AtomicBool::new(false),
-            down: AtomicBool::new(false),
-            refuses: AtomicBool::new(false),
-            deletes_fail: AtomicBool::new(false),
-            lists_fail: AtomicBool::new(false),
-            clock_behind_s: AtomicU64::new(0),
-            writes_panic: AtomicBool::new(false),
-            answers: tokio::sync::Mutex::default(),
-            reading: Arc::default(),
-            unreadable_at: AtomicU64::new(u64::MAX),
-            flip_reads: AtomicU64::new(0),
-            fail_writes: AtomicU64::new(0),
-            failed: AtomicU64::new(0),
-            reads: AtomicU64::new(0),
-            owner_read_on: Mutex::default(),
-            read_on: Mutex::default(),
-            reads_fail_permille: AtomicU64::new(0),
-            chance: Mutex::new(None),
-            open_bytes: Arc::default(),
-            most_open_bytes: AtomicU64::new(0),
-        }
-    }
-
-    fn error(&self) -> object_store::Error {
-        self.failed.fetch_add(1, Ordering::SeqCst);
-        if self.refuses.load(Ordering::SeqCst) {
-            let source = "injected 403".into();
-            return object_store::Error::PermissionDenied { path: "it".into(), source };
-        }
-        object_store::Error::Generic { store: "Test", source: "injected 503".into() }
-    }
-
-    fn check(&self) -> object_store::Result<()> {
-        let down = self.dead.load(Ordering::SeqCst) || self.down.load(Ordering::SeqCst);
-        if down { Err(self.error()) } else { Ok(()) }
-    }
-}
-
-impl fmt::Display for Objects {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Test")
-    }
-}
-
-#[async_trait]
-impl ObjectStore for Objects {
-    async fn put_opts(
-        &self,
-        location: &Path,
-        payload: PutPayload,
-        opts: PutOptions,
-    ) -> object_store::Result<PutResult> {
-        self.check()?;
-        if is_owner(location) {
-            return self.inner.put_opts(location, payload, opts).await;
-        }
-        assert!(!self.writes_panic.load(Ordering::SeqCst), "a bug in the object store");
-        let left = self.fail_writes.load(Ordering::SeqCst);
-        if left > 0 {
-            self.fail_writes.store(left - 1, Ordering::SeqCst);
-            if left % 2 == 1 {
-                self.inner.put_opts(location, payload, opts).await?;
-            }
-            return Err(self.error());
-        }
-        let put = self.inner.put_opts(location, payload, opts).await;
-        let _answer = self.answers.lock().await;
-        put
-    }
-
-    async fn put_multipart_opts(
-        &self,
-        location: &Path,
-        opts: PutMultipartOptions,
-    ) -> object_store::Result<Box<dyn MultipartUpload>> {
-        self.check()?;
-        self.inner.put_multipart_opts(location, opts).await
-    }
-
-    async fn get_opts(
-        &self,
-        location: &Path,
-        options: GetOptions,
-    ) -> object_store::Result<GetResult> {
-        self.check()?;
-        let on = if is_owner(location) { &self.owner_read_on } else { &self.read_on };
-        on.lock().insert(std::thread::current().name().unwrap_or_default().to_owned());
-        if is_owner(location) || options.head {
-            return self.inner.get_opts(location, options).await;
-        }
-        self.reads.fetch_add(1, Ordering::SeqCst);
-        let bytes = match &options.range {
-            Some(GetRange::Bounded(range)) => range.end - range.start,
-            _ => 0,
-        };
-        let open_bytes = self.open_bytes.fetch_add(bytes, Ordering::SeqCst) + bytes;
-        self.most_open_bytes.fetch_max(open_bytes, Ordering::SeqCst);
-        let open = Open(self.open_bytes.clone(), bytes);
-        drop(self.reading.lock().await);
-        let chances =
-            self.chance.lock().as_mut().map(|chance| (chance.next_u64(), chance.next_u64()));
-        if let Some((pauses, fails)) = chances {
-            for _ in 0..pauses % 20 {
-                tokio::task::yield_now().await;
-            }
-            if fails % 1000 < self.reads_fail_permille.load(Ordering::SeqCst) {
-                return Err(self.error());
-            }
-        }
-        if let Some(GetRange::Bounded(range)) = &options.range
-            && range.contains(&self.unreadable_at.load(Ordering::SeqCst))
-        {
-            return Err(self.error());
-        }
-        let mut result = self.inner.get_opts(location, options).await?;
-        if let GetResultPayload::Stream(bytes) = result.payload {
-            let flips = self.flip_reads.load(Ordering::SeqCst);
-            self.flip_reads.store(flips >> 1, Ordering::SeqCst);
-            let held = bytes.map_ok(move |bytes| {
-                let _ = &open;
-                let mut bytes = bytes.to_vec();
-                if flips & 1 == 1 {
-                    bytes[0] ^= 1;
-                }
-                bytes.into()
-            });
-            result.payload = GetResultPayload::Stream(held.boxed());
-        }
-        Ok(result)
-    }
-
-    async fn get_ranges(
-        &self,
-        location: &Path,
-        ranges: &[Range<u64>],
-    ) -> object_store::Result<Vec<Bytes>> {
-        self.check()?;
-        self.reads.fetch_add(1, Ordering::SeqCst);
-        self.inner.get_ranges(location, ranges).await
-    }
-
-    fn delete_stream(
-        &self,
-        locations: BoxStream<'static, object_store::Result<Path>>,
-    ) -> BoxStream<'static, object_store::Result<Path>> {
-        if self.check().is_err() || self.deletes_fail.load(Ordering::SeqCst) {
-            let error = self.error();
-            return Box::pin(futures::stream::once(async { Err(error) }));
-        }
-        self.inner.delete_stream(locations)
-    }
-
-    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, object_store::Result<ObjectMeta>> {
-        if self.check().is_err() || self.lists_fail.load(Ordering::SeqCst) {
-            let error = self.error();
-            return Box::pin(futures::stream::once(async { Err(error) }));
-        }
-        let behind = Duration::from_secs(self.clock_behind_s.load(Ordering::SeqCst));
-        let older = move |object: ObjectMeta| ObjectMeta {
-            last_modified: object.last_modified - behind,
-            ..object
-        };
-        Box::pin(self.inner.list(prefix).map_ok(older))
-    }
-
-    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> object_store::Result<ListResult> {
-        self.check()?;
-        self.inner.list_with_delimiter(prefix).await
-    }
-
-    async fn copy_opts(
-        &self,
-        from: &Path,
-        to: &Path,
-        options: CopyOptions,
-    ) -> object_store::Result<()> {
-        self.check()?;
-        self.inner.copy_opts(from, to, options).await
     }
 }
 

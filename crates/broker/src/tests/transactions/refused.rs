@@ -82,9 +82,11 @@ async fn producer_id_and_epoch_must_be_sent_together() {
 async fn an_id_without_producer_refuses_every_producer() {
     let server = TestServer::simulated(16 << 20).await;
     server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    // Reserves a block of producer ids, which takes a record of the log.
+    init(&mut client, "other", 60_000).await.unwrap();
     server.hold_disk(true);
     server.fill_log("t");
-    let mut client = server.client().await;
     // There is space for a hundred bytes.
     let long: &'static str = Box::leak("a".repeat(500).into_boxed_str());
     assert_eq!(init(&mut client, long, 60_000).await, Err(COORDINATOR_NOT_AVAILABLE));

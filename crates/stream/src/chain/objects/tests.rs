@@ -223,6 +223,7 @@ fn fence() -> Fence {
         node: 0,
         written_at_ms: 0,
         term: None,
+        next_stream: StreamId(0),
         own: Vec::new(),
         hints: Hints::new(),
     }
@@ -401,6 +402,7 @@ async fn a_fence_states_what_holds_after_it() {
     let stated = Fence {
         wal: Uuid::from_u128(7),
         term: Some(state.head.term + 3),
+        next_stream: StreamId(0),
         own: vec![ChainChange::Gap { stream, offsets: from..to }],
         hints: [(stream, end)].into(),
         ..fence()

@@ -339,6 +339,7 @@ impl Server {
                 node,
                 written_at_ms: 0,
                 term: None,
+                next_stream: StreamId(0),
                 own: Vec::new(),
                 hints: Hints::new(),
             })

@@ -216,34 +216,3 @@ async fn nothing_is_read_or_written_in_a_replaced_directory() {
     store.put(&"streams/c".into(), PutPayload::new()).await.unwrap_err();
     assert!(!path.join("streams").exists());
 }
-
-/// A claim before objects are deleted must succeed on a full disk.
-#[tokio::test]
-async fn the_owner_object_is_written_on_a_full_disk() {
-    let directory = tempfile::tempdir().unwrap();
-    let mount = std::process::Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"])
-        .arg(directory.path())
-        .output();
-    if !mount.as_ref().is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no file system can be mounted here: {mount:?}");
-        return;
-    }
-    let store = local_objects(directory.path()).unwrap();
-    let name = ObjectPath::from(format!("{OBJECTS_DIRECTORY}/store/{OWNER_OBJECT}"));
-    store.put(&name, "{\"version\": 99}".into()).await.unwrap();
-    std::fs::write(directory.path().join("filler"), vec![1; 2 << 20]).unwrap_err();
-    let other = format!("{OBJECTS_DIRECTORY}/store/other").into();
-    assert!(store.put(&other, "text".into()).await.is_err(), "the disk is full");
-    let (long, most) = ("{\"version\": 1000000000000}", "x".repeat(SECTOR_BYTES));
-    for text in [long, "{\"version\": 3}", &most, "last"] {
-        store.put(&name, text.to_owned().into()).await.unwrap();
-        let found = store.get(&name).await.unwrap().bytes().await.unwrap();
-        assert_eq!(std::str::from_utf8(&found).unwrap().trim_end(), text);
-    }
-    let too_long = "x".repeat(SECTOR_BYTES + 1);
-    let error = store.put(&name, too_long.into()).await.unwrap_err();
-    assert!(is_no_space(&error), "{error:?}");
-    drop(store);
-    let _ = std::process::Command::new("umount").arg("--lazy").arg(directory.path()).status();
-}

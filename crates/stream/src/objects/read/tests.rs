@@ -20,7 +20,7 @@ fn store() -> Arc<dyn ObjectStore> {
 fn objects(cache_bytes: u64) -> Objects {
     let block_cache_bytes = (cache_bytes * 4).div_ceil(3);
     let options = Options { block_cache_bytes, ..Options::default() };
-    Objects::new(&store(), &options, Arc::default()).unwrap()
+    Objects::new(CountedStores::new(&store()), &options, Arc::default()).unwrap()
 }
 
 /// A block of full size.
@@ -172,7 +172,7 @@ async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<Objec
 #[tokio::test(start_paused = true)]
 async fn writing_and_reading_keep_to_the_rate() {
     let options = Options { object_store_bytes_per_s: 1 << 20, ..Options::default() };
-    let objects = Objects::new(&store(), &options, Arc::default()).unwrap();
+    let objects = Objects::new(CountedStores::new(&store()), &options, Arc::default()).unwrap();
     let begun = Instant::now();
     let stream = StreamId(7);
     let object = written(&objects, stream, 4).await;
@@ -199,7 +199,7 @@ async fn writing_and_reading_keep_to_the_rate() {
 async fn read_ahead_uses_only_spare_memory_and_bandwidth() {
     let options =
         Options { cold_read_bytes: 16 << 20, block_cache_bytes: 16 << 20, ..Options::default() };
-    let objects = Objects::new(&store(), &options, Arc::default()).unwrap();
+    let objects = Objects::new(CountedStores::new(&store()), &options, Arc::default()).unwrap();
     let stream = StreamId(7);
     let object = written(&objects, stream, 12).await;
     let blocks = objects.blocks(&object, stream).await.unwrap();

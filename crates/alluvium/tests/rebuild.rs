@@ -1,0 +1,151 @@
+//! `alluvium rebuild`: the write-ahead log of a server is lost. With the built binary.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use support::produce::{consume, produce};
+use support::{Server, contains, ok, ok_json, refused, run, stderr, until};
+
+struct Parts {
+    directory: tempfile::TempDir,
+}
+
+impl Parts {
+    fn new() -> Self {
+        Self { directory: tempfile::tempdir().expect("a temporary directory") }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn url(&self) -> String {
+        format!("file://{}", text(&self.path("objects")))
+    }
+
+    fn start(&self, wal: &str, interval: &str) -> Server {
+        let (wal, url) = (self.path(wal), self.url());
+        let arguments = ["--wal-capacity", "64MiB", "--wal", text(&wal), "--object-store", &url];
+        let more = ["--upload-interval", interval];
+        Server::start(&self.path("data"), &[&arguments[..], &more].concat())
+    }
+
+    /// The words of a rebuild to this log.
+    fn rebuild(&self, wal: &str, more: &[&str]) -> Vec<String> {
+        let (wal, data, url) = (self.path(wal), self.path("data"), self.url());
+        let parts = ["--object-store", &url, "--wal", text(&wal), "--data-dir", text(&data)];
+        let words = [&["rebuild", "--wal-capacity", "64MiB"][..], &parts, more].concat();
+        words.into_iter().map(str::to_owned).collect()
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are text")
+}
+
+fn words(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+/// Waits until the server has written the catalog, with everything that it has now.
+fn wait_until_published(server: &Server) {
+    let puts = || {
+        let metrics = server.get("/metrics").1;
+        let line = metrics.lines().find(|line| {
+            line.starts_with("alluvium_object_store_requests_total")
+                && line.contains("cause=\"catalog\"")
+                && line.contains("kind=\"put\"")
+        });
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0u64)
+    };
+    let before = puts();
+    until("the catalog is written", || puts() > before);
+}
+
+#[test]
+fn a_server_comes_back_without_its_log_and_states_what_is_lost() {
+    let parts = Parts::new();
+    let server = parts.start("wal", "200ms");
+    ok(&["topic", "create", "a", "--bootstrap", &server.kafka]);
+    assert_eq!(produce(&server.kafka, "a", b"uploaded").unwrap(), 0);
+    until("the record is in an object", || {
+        !server.get("/metrics").1.contains("alluvium_objects 0\n")
+    });
+    server.stop(Signal::KILL);
+    let server = parts.start("wal", "24h");
+    for _ in 0..3 {
+        assert_eq!(produce(&server.kafka, "a", b"known").unwrap(), 0);
+    }
+    ok(&["topic", "create", "b", "--bootstrap", &server.kafka]);
+    wait_until_published(&server);
+    assert_eq!(produce(&server.kafka, "a", b"not known").unwrap(), 0);
+    server.stop(Signal::KILL);
+    fs::remove_file(parts.path("wal")).unwrap();
+
+    // A start finds that the log is missing; another log is refused.
+    let url = parts.url();
+    let dry = ok_json(&["rebuild", "--object-store", &url, "--dry-run", "--json"]);
+    assert_eq!((dry["clean"].as_bool(), dry["wal"].as_str()), (Some(false), None), "{dry}");
+    let lost = |report: &serde_json::Value| {
+        let lost = report["lost"].as_array().unwrap().iter();
+        let found = lost.clone().find(|lost| lost["name"] == "partition 0 of topic a").unwrap();
+        ["from", "known_end", "resume"].map(|field| found[field].as_u64().unwrap())
+    };
+    let [from, known_end, resume] = lost(&dry);
+    assert_eq!((from, known_end), (1, 4));
+    let refusal = refused(1, &words(&parts.rebuild("new", &[])));
+    contains(&refusal, &["nothing has changed", "--accept-loss"]);
+    assert!(!parts.path("new").exists());
+    let printed = ok(&["rebuild", "--object-store", &url, "--dry-run"]);
+    contains(&printed, &["3 offsets", "partition 0 of topic a"]);
+
+    let rebuilt = run(&words(&parts.rebuild("new", &["--accept-loss", "--json"])));
+    assert_eq!(rebuilt.status.code(), Some(3), "{}", stderr(&rebuilt));
+    let report: serde_json::Value = serde_json::from_slice(&rebuilt.stdout).unwrap();
+    assert_eq!(lost(&report), [from, known_end, resume]);
+    assert!(report["wal"].is_string());
+    // It can be repeated.
+    contains(&ok(&words(&parts.rebuild("new", &["--accept-loss"]))), &["was already bound"]);
+
+    let server = parts.start("new", "200ms");
+    contains(&server.log, &["offsets 1 to 3 of partition 0 of topic a are lost"]);
+    assert_eq!(consume(&server.kafka, "a"), ["uploaded"]);
+    let topics = ok(&["topic", "list", "--bootstrap", &server.kafka]);
+    contains(&topics, &["a ", "b "]);
+    assert_eq!(produce(&server.kafka, "a", b"new").unwrap(), 0);
+    assert_eq!(produce(&server.kafka, "b", b"new").unwrap(), 0);
+    server.stop(Signal::KILL);
+    for signal in [Signal::KILL, Signal::TERM] {
+        let server = parts.start("new", "200ms");
+        assert_eq!(consume(&server.kafka, "a"), ["uploaded", "new"]);
+        assert_eq!(consume(&server.kafka, "b"), ["new"]);
+        server.stop(signal);
+    }
+}
+
+#[test]
+fn a_rebuild_needs_a_new_log_and_no_running_server() {
+    let parts = Parts::new();
+    let server = parts.start("wal", "24h");
+    let refusal = refused(1, &words(&parts.rebuild("new", &["--accept-loss"])));
+    contains(&refusal, &["another alluvium process is using it"]);
+    server.stop(Signal::TERM);
+    // Nothing was appended, so the last server has left nothing in its log.
+    let rebuilt = ok(&words(&parts.rebuild("new", &[])));
+    contains(&rebuilt, &["nothing is lost", "is bound to write-ahead log"]);
+    let server = parts.start("new", "24h");
+    ok(&["topic", "create", "a", "--bootstrap", &server.kafka]);
+    server.stop(Signal::TERM);
+    // The old log is not that of the store any more, and cannot be bound again.
+    let refusal = refused(1, &words(&parts.rebuild("wal", &["--accept-loss"])));
+    contains(&refusal, &["was opened 1 times", "a rebuild needs a new one"]);
+    let elsewhere = format!("file://{}", text(&parts.path("nowhere")));
+    contains(
+        &refused(1, &["rebuild", "--object-store", &elsewhere, "--dry-run"]),
+        &["no such directory"],
+    );
+    contains(&refused(2, &["rebuild", "--object-store", &elsewhere]), &["--wal"]);
+}
