@@ -245,3 +245,40 @@ async fn compaction_and_rewriting_do_not_interfere() {
     drop(streams);
     server.close().await;
 }
+
+/// The publication of a rewrite goes on when its caller is dropped. A second rewrite, which has read
+/// the same ranges meanwhile, must not replace what the first one has put in their place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_rewrite_does_not_mix_with_a_later_one() {
+    let mut world = World::new(WAL_BYTES, 1);
+    let server = world.start().await;
+    let (stream, batches) = three_objects(&server).await;
+    let id = stream.id();
+    let failed = || server.objects.catalog_failed.load(Ordering::SeqCst);
+    let begin = |from: u64, to: u64| {
+        let (store, stream) = (server.store.clone(), server.store.stream(id).unwrap());
+        tokio::spawn(async move {
+            let (from, to) = (StreamOffset(from), StreamOffset(to));
+            store.rewrite(&stream, from, to, Join::new(4)).await.map(drop)
+        })
+    };
+    for (first, second) in [((20, 60), (0, 40)), ((0, 40), (20, 60))] {
+        server.objects.set_catalog(CatalogMode::Fails);
+        let before = failed();
+        let dropped = begin(first.0, first.1);
+        eventually("its delta is sent", || failed() > before).await;
+        dropped.abort();
+        let later = begin(second.0, second.1);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.objects.set_catalog(CatalogMode::Works);
+        later.await.unwrap().unwrap();
+        assert_same(&seen(&server.store, &stream, 0, 60).await, &batches);
+    }
+    eventually("objects without ranges are deleted", || server.store.stats().retired_objects == 0)
+        .await;
+    server.crash(&mut world);
+    let server = world.start().await;
+    let stream = server.store.stream(id).unwrap();
+    assert_same(&seen(&server.store, &stream, 0, 60).await, &batches);
+    server.close().await;
+}
