@@ -39,10 +39,10 @@ const CHUNK_STREAMS: usize = 1024;
 pub(crate) enum Publication {
     /// Lists that are recorded in the WAL. Nothing is published if there are none.
     Recorded,
-    /// An upload: its objects, ranges and checkpoints, and `cut` as the uploaded end of the log. An
-    /// object that is not needed any more, because its streams were deleted or trimmed meanwhile,
-    /// is left to the object cleaner.
-    Upload { cut: LogOffset, objects: Vec<Arc<ObjectInfo>>, parts: Vec<UploadPart> },
+    /// An upload, or a part of one: its objects, ranges and checkpoints. The last part has the cut,
+    /// which becomes the uploaded end of the log. An object that is not needed any more, because
+    /// its streams were deleted or trimmed meanwhile, is left to the object cleaner.
+    Upload { cut: Option<LogOffset>, objects: Vec<Arc<ObjectInfo>>, parts: Vec<UploadPart> },
     /// An object compaction: its objects, and the replacement of ranges by ranges of them. A stream
     /// that was deleted or trimmed past its new range meanwhile is left out, and an object without
     /// ranges is left to the object cleaner.
@@ -126,7 +126,7 @@ impl Shared {
         }
         {
             let mut unpublished = self.catalog.committing.lock().await;
-            if let Publication::Upload { cut, .. } = publication {
+            if let Publication::Upload { cut: Some(cut), .. } = publication {
                 unpublished.cut = cut;
             }
             match frozen.planned {
@@ -172,7 +172,7 @@ impl Shared {
         let (mut own, planned) = match publication {
             Publication::Recorded | Publication::Close => (Vec::new(), Planned::Nothing),
             Publication::Upload { cut: uploaded, objects, parts } => {
-                cut = *uploaded;
+                cut = uploaded.unwrap_or(cut);
                 let (own, planned) = PlannedUpload::new(objects, parts);
                 (own, Planned::Upload(planned))
             }

@@ -172,8 +172,8 @@ impl Store {
         Ok(Opened { store, recovery: recovered.recovery })
     }
 
-    /// Returns ids that were never handed out before, also not in an earlier run. Each is for one
-    /// stream, which must be created before the store is closed.
+    /// Returns ids that no stream has had and that were not handed out before in this run. Each is
+    /// for one stream, which must be created before the store is closed.
     pub async fn new_stream_ids(&self, count: u32) -> Result<Vec<StreamId>, StoreError> {
         self.shared.new_stream_ids(count).await
     }
@@ -406,6 +406,11 @@ pub(crate) mod tests {
 
     /// Returns an empty store in memory and the task that drives its disk.
     pub(crate) async fn small_store() -> (Store, Stepper) {
+        small_store_with(Arc::new(())).await
+    }
+
+    /// As [`small_store`], with a fold.
+    pub(crate) async fn small_store_with(fold: Arc<dyn Fold>) -> (Store, Stepper) {
         let disk = SimDisk::new(SimOptions { capacity_bytes: 1 << 20, ..SimOptions::default() });
         Wal::format(&disk.device(), &FormatOptions::default()).unwrap();
         let stepper = Stepper::start(disk.clone());
@@ -415,7 +420,7 @@ pub(crate) mod tests {
             max_record_bytes: 64 << 10,
             ..alluvium_wal::Options::default()
         };
-        let (objects, fold) = (Arc::new(InMemory::new()), Arc::new(()));
+        let objects = Arc::new(InMemory::new());
         let options = Options::for_wal(1 << 20);
         let opened = Store::open(disk.device(), wal_options, objects, fold, options, None);
         (opened.await.unwrap().store, stepper)

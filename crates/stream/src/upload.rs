@@ -14,6 +14,7 @@
 //! of them, so a crash leaves any of them as orphans, or none. An upload writes at a [`Pace`] until
 //! its completion becomes urgent.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -39,6 +40,9 @@ use crate::types::{Batch, StreamOffset};
 /// A stream with this much in an upload gets an object of its own: reading it transfers no data of
 /// other streams, and it can be deleted together with the stream.
 pub(crate) const OWN_OBJECT_BYTES: u64 = 8 << 20;
+/// Bytes of checkpoints in one delta, which has a limit of 1 GiB. An upload with more takes several
+/// deltas; the WAL is trimmed after the last one.
+const MAX_CHECKPOINT_BYTES: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 };
 /// Number of batches that are folded or collected for writing at a time: what an upload adds to the
 /// memory of the log cache.
 const CHUNK_BATCHES: usize = 16 << 10;
@@ -128,9 +132,48 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     let folded = fold(shared, &parts).await?;
     let bytes = folded.iter().map(|folded| folded.written_bytes).sum();
     let mut pace = Pace::new(bytes, gathered, &shared.upload.wanted);
+    let sizes = folded.iter().map(|folded| folded.checkpoint.as_ref().map_or(0, Bytes::len));
+    let deltas = deltas(sizes, MAX_CHECKPOINT_BYTES);
+    for (number, of_delta) in deltas.iter().enumerate() {
+        let cut = (number + 1 == deltas.len()).then_some(cut);
+        let (parts, folded) = (&parts[of_delta.clone()], &folded[of_delta.clone()]);
+        publish(shared, cut, parts, folded, &mut pace).await?;
+    }
+    drop(pace);
+    shared.wal.trim_and_mark(..cut, shared.catalog.version()).await?;
+    shared.follow_trim();
+    *shared.upload.trimmed_to.lock() = taken;
+    Ok(())
+}
+
+/// Divides the parts of an upload, by index, into neighbours that go into one delta; at least one.
+fn deltas(checkpoint_bytes: impl Iterator<Item = usize>, max_bytes: usize) -> Vec<Range<usize>> {
+    let mut deltas = vec![Range::default()];
+    let mut bytes = 0;
+    for (at, part_bytes) in checkpoint_bytes.enumerate() {
+        bytes += part_bytes;
+        let last = deltas.last_mut().expect("there is one");
+        if bytes > max_bytes && last.start < last.end {
+            bytes = part_bytes;
+            deltas.push(at..at + 1);
+        } else {
+            last.end = at + 1;
+        }
+    }
+    deltas
+}
+
+/// Writes the objects of parts that go into one delta, and publishes it.
+async fn publish(
+    shared: &Arc<Shared>,
+    cut: Option<LogOffset>,
+    parts: &[Part],
+    folded: &[Folded],
+    pace: &mut Pace<'_>,
+) -> Result<(), StoreError> {
     loop {
-        let (objects, ranges) = write_all(shared, &parts, &folded, &mut pace).await?;
-        let ready = parts.iter().zip(&folded).zip(ranges);
+        let (objects, ranges) = write_all(shared, parts, folded, pace).await?;
+        let ready = parts.iter().zip(folded).zip(ranges);
         let ready = ready.map(|((part, folded), range)| UploadPart {
             stream: part.stream.clone(),
             uploaded_end: part.to,
@@ -140,7 +183,7 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
         let upload = Publication::Upload { cut, objects: objects.clone(), parts: ready.collect() };
         match shared.publish(upload).await {
             Err(StoreError::ObjectsMissing) => {}
-            published => break published?,
+            published => return published,
         }
         tracing::warn!("upload: written objects have disappeared; they are written again");
         let mut table = shared.object_table.lock();
@@ -148,11 +191,6 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
             table.uploading.remove(&object.name);
         }
     }
-    drop(pace);
-    shared.wal.trim_and_mark(..cut, shared.catalog.version()).await?;
-    shared.follow_trim();
-    *shared.upload.trimmed_to.lock() = taken;
-    Ok(())
 }
 
 type AllWritten = (Vec<Arc<ObjectInfo>>, Vec<Option<ObjectRange>>);
@@ -353,5 +391,66 @@ impl<'a> Backoff<'a> {
             // No log reaches this offset, so this resolves only when the WAL stops.
             stopped = self.shared.wal.wait_durable(LogOffset(u64::MAX)) => Ok(stopped?),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalog::Change;
+    use crate::store::tests::small_store_with;
+    use crate::types::{KIND_LOG, NewBatch, StreamEpoch, StreamId};
+
+    #[test]
+    fn the_checkpoints_of_a_delta_have_a_limit() {
+        let deltas = |sizes: &[usize]| deltas(sizes.iter().copied(), 10);
+        assert_eq!(deltas(&[]), [Range::default()]);
+        assert_eq!(deltas(&[4, 6, 1]), [0..2, 2..3]);
+        assert_eq!(deltas(&[4, 6, 1, 20, 0, 9, 1]), [0..2, 2..3, 3..4, 4..7]);
+    }
+
+    /// A fold with large checkpoints.
+    struct Large;
+
+    impl Fold for Large {
+        fn fold(
+            &self,
+            stream: StreamId,
+            _: u8,
+            _: Range<StreamOffset>,
+            _: StreamOffset,
+            _: Option<&[u8]>,
+            _: &[Batch],
+        ) -> Option<Vec<u8>> {
+            Some(vec![stream.0 as u8; 30 << 10])
+        }
+    }
+
+    #[tokio::test]
+    async fn an_upload_with_many_large_checkpoints_takes_several_deltas() {
+        let (store, _disk) = small_store_with(Arc::new(Large)).await;
+        let ids = store.new_stream_ids(7).await.unwrap();
+        let create =
+            |id: &StreamId| Change::CreateStream { id: *id, kind: KIND_LOG, label: Bytes::new() };
+        store.commit(ids.iter().map(create).collect()).await.unwrap();
+        for id in &ids {
+            let stream = store.open_stream(*id, StreamEpoch(0)).await.unwrap();
+            let payload = Bytes::from_static(b"payload");
+            let base = StreamOffset(0);
+            let batch = NewBatch { base, count: 1, max_timestamp_ms: -1, payload };
+            stream.append(batch).unwrap().await.unwrap();
+        }
+        let number = || async { store.shared.catalog.writer.lock().await.state().head.number };
+        let before = number().await;
+        store.flush().await.unwrap();
+        assert_eq!(number().await, before + 4, "two checkpoints in each");
+        let state = store.shared.catalog.writer.lock().await.state().clone();
+        for id in &ids {
+            let stream = &state.streams[id];
+            assert_eq!((stream.uploaded_end, stream.ranges.len()), (StreamOffset(1), 1));
+            assert_eq!(stream.checkpoint.as_ref().unwrap()[0], id.0 as u8);
+        }
+        assert!(state.header.cut > LogOffset(0));
+        store.close().await.unwrap();
     }
 }

@@ -246,8 +246,8 @@ async fn compaction_and_rewriting_do_not_interfere() {
     server.close().await;
 }
 
-/// The publication of a rewrite goes on when its caller is dropped. A second rewrite, which has read
-/// the same ranges meanwhile, must not replace what the first one has put in their place.
+/// The publication of a rewrite goes on when its caller is dropped. A second rewrite, which has
+/// read the same ranges meanwhile, must not replace what the first one has put in their place.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dropped_rewrite_does_not_mix_with_a_later_one() {
     let mut world = World::new(WAL_BYTES, 1);

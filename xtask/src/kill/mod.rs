@@ -221,11 +221,15 @@ impl<'a> Campaign<'a> {
             self.server.end(Ending::Sigkill)?;
             kills += 1;
         }
-        let start_time = self.server.start_again()?;
+        let began = Instant::now();
+        self.server.spawn_again()?;
         if let Some(gateway) = &mut self.gateway {
-            // Recovery did not need it; readers do.
+            // The start waits for it.
+            thread::sleep(self.rng.duration(Duration::ZERO, Duration::from_millis(600)));
             gateway.start_again()?;
         }
+        self.server.wait_until_ready()?;
+        let start_time = began.elapsed();
         let records = self.check()?;
         println!(
             "round {round}: {} ms of load, {kills} SIGKILL, restarted in {} ms; {records} records, \
