@@ -309,7 +309,7 @@ struct CompactedOptions {
 
 #[derive(Args)]
 struct DamageOptions {
-    /// Number of cases. About 155 cases cover each kind of damage once.
+    /// Number of cases. About 195 cases cover each kind of damage once.
     #[arg(long, default_value_t = 1000)]
     cases: u64,
     /// Seed of the written data and of the damage. Default: from the clock; it is printed.

@@ -282,7 +282,6 @@ fn a_server_that_runs_from_a_copy_stops_the_first_one() {
     assert_eq!(consume(&again.kafka, "orders"), ["before", "after"]);
 }
 
-/// A copy of everything, made while the server was stopped, is another server.
 #[test]
 fn an_old_copy_of_the_log_or_of_the_object_store_is_refused() {
     let parts = Parts::new();
@@ -306,6 +305,21 @@ fn an_old_copy_of_the_log_or_of_the_object_store_is_refused() {
     // Both of them together are a backup.
     let server = parts.start_with("data2", "wal-before", "objects-before", &[]);
     assert_eq!(consume(&server.kafka, "orders"), [""; 0]);
+}
+
+#[test]
+fn a_log_that_was_taken_over_with_a_tool_is_opened() {
+    let parts = Parts::new();
+    let server = parts.start(&["--upload-interval", "24h"]);
+    ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
+    assert_eq!(produce(&server.kafka, "orders", b"a record").unwrap(), 0);
+    server.stop(Signal::KILL);
+    let wal = parts.path("wal");
+    let (url, id) = (parts.url("objects"), parts.wal_id("wal"));
+    let recover = ["wal", "recover", text(&wal), "--catalog", &url, "--store", &id];
+    contains(&ok(&recover), &["1 batch of 1 stream", "lists of changes of the catalog", "epoch 2"]);
+    let server = parts.start(&[]);
+    assert_eq!(consume(&server.kafka, "orders"), ["a record"]);
 }
 
 /// A server with its object store in `s3`.

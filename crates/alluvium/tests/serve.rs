@@ -315,6 +315,12 @@ fn losses_found_by_recovery_are_counted() {
     contains(&verified, &["2 batches of 1 stream, 1 list of the ends of streams, "]);
     contains(&verified, &["lists of changes of the catalog"]);
     contains(&verified, &["MISSING OFFSETS", "partition 0 of topic orders"]);
+    let copy = data.path().join("copy");
+    fs::copy(&wal, &copy).unwrap();
+    let recovered = run(&[&["wal", "recover", text(&copy)][..], &named].concat());
+    assert_eq!(recovered.status.code(), Some(1));
+    let recovered = String::from_utf8(recovered.stdout).unwrap();
+    contains(&recovered, &["MISSING OFFSETS", "partition 0 of topic orders"]);
 
     let server = Server::start(data.path(), &[]);
     contains(&server.log, &["ERROR", "cannot be read back"]);

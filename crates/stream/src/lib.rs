@@ -2,9 +2,9 @@
 //!
 //! A batch is durable in the WAL before its append completes. It is read from the log cache until
 //! it is uploaded and evicted, and from objects afterwards. An upload takes the part of the log
-//! cache below a log offset (the cut), sorts it by stream, writes it as objects and commits them in
-//! the [`Catalog`]; only then is the WAL trimmed. See `ARCHITECTURE.md`, `docs/format/object.md`,
-//! `docs/format/stream-record.md` and `docs/format/catalog.md`.
+//! cache below a log offset (the cut), sorts it by stream, writes it as objects and publishes them
+//! in the catalog; only then is the WAL trimmed. See `ARCHITECTURE.md`, `docs/format/object.md`,
+//! `docs/format/stream-record.md` and `docs/format/chain.md`.
 //!
 //! # Modules
 //!
