@@ -234,7 +234,13 @@ async fn recover(
         let (wal, url) = (config.wal.display(), &config.object_store);
         let advice = match &error {
             StoreError::NoCatalog { .. } => {
-                format!(". To discard the records of the log: `alluvium wal format --force {wal}`")
+                format!(
+                    ". To discard the records of the log: `alluvium wal format --force {wal}`, \
+                     and remove the file wal-id in the data directory"
+                )
+            }
+            StoreError::Object(error) if error.is_loss() => {
+                ". Restore that object from a copy of the object store".to_owned()
             }
             _ => String::new(),
         };
