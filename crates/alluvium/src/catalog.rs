@@ -1,19 +1,20 @@
 //! `alluvium catalog`: lists the catalogs in an object store, and exports one as JSON. Other tools
 //! read it from here.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
 use alluvium_stream::chain::{Chain, ChainState, list_stores};
-use alluvium_stream::{ObjectError, Options};
+use alluvium_stream::{ObjectError, Options, StreamId};
 use clap::{Args, Subcommand};
 use object_store::ObjectStore;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::objects::{ObjectStoreUrl, S3Args};
+use crate::objects::{self, ObjectStoreUrl, S3Args};
 use crate::output::{self, Failure, Table};
 use crate::units::counted;
 
@@ -97,9 +98,7 @@ impl CatalogArgs {
 fn readable(text: &str, s3: &S3Args) -> Result<ObjectStoreUrl, Failure> {
     let url = ObjectStoreUrl::parse(text, s3.settings()).map_err(Failure::Usage)?;
     match &url {
-        ObjectStoreUrl::Memory => Err(Failure::Usage(
-            "memory:// is memory of a server and cannot be read from outside".into(),
-        )),
+        ObjectStoreUrl::Memory => Err(objects::memory_of_a_server()),
         // Otherwise it would be created, and all objects would be missing.
         ObjectStoreUrl::Directory(path) if !path.is_dir() => {
             Err(Failure::Failed(format!("object store {url}: no such directory")))
@@ -131,10 +130,9 @@ async fn chosen(
 /// Reads the catalog of `store`, or the only one.
 async fn load(url: &ObjectStoreUrl, store: Option<Uuid>) -> Result<ChainState, Failure> {
     let failed = |reason: String| Failure::Failed(format!("object store {url}: {reason}"));
-    let objects = crate::objects::open_to_read(url)?;
+    let objects = objects::open_to_read(url)?;
     let id = chosen(url, &*objects, store).await?;
-    let options = Options::default();
-    let chain = Chain::new(objects, id, (options.retry_initial, options.retry_max));
+    let chain = Chain::new(objects, id, Options::default().retry());
     match chain.load().await {
         Ok(Some(state)) => Ok(state),
         Ok(None) => Err(failed(format!("there is no catalog of store {id}"))),
@@ -143,6 +141,12 @@ async fn load(url: &ObjectStoreUrl, store: Option<Uuid>) -> Result<ChainState, F
         }
         Err(error) => Err(failed(error.to_string())),
     }
+}
+
+/// Returns the names of the streams that topics and the server's own state refer to.
+pub(crate) fn stream_names(state: &ChainState) -> HashMap<StreamId, String> {
+    let meta = state.meta.iter().map(|(key, value)| (key.as_str(), &value[..]));
+    alluvium_broker::stream_names(meta)
 }
 
 /// Runs a `catalog` command.
@@ -228,7 +232,7 @@ impl Summary {
 
 async fn list(args: &ListArgs) -> Result<(), Failure> {
     let url = readable(&args.object_store, &args.s3)?;
-    let objects = crate::objects::open_to_read(&url)?;
+    let objects = objects::open_to_read(&url)?;
     let stores = list_stores(&*objects).await;
     let stores = stores.map_err(|error| Failure::Failed(format!("object store {url}: {error}")))?;
     let mut listed = Vec::with_capacity(stores.len());

@@ -249,6 +249,11 @@ pub(crate) fn open(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure
     }
 }
 
+/// The failure of a tool that is to read `memory://`.
+pub(crate) fn memory_of_a_server() -> Failure {
+    Failure::Usage("memory:// is memory of a server and cannot be read from outside".into())
+}
+
 /// Opens the object store for a tool that only reads: a local directory is not marked.
 ///
 /// # Errors

@@ -1,10 +1,9 @@
 //! `alluvium rebuild`: gives a store whose write-ahead log is lost a new one.
 
-use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use alluvium_device::OpenOptions;
-use alluvium_stream::{LostEnd, Options, Rebuild, StreamId};
+use alluvium_stream::{LostEnd, Options, Rebuild};
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use clap::Args;
 use serde::Serialize;
@@ -21,7 +20,7 @@ use crate::units::{Size, counted};
 ///
 /// Everything that was uploaded is kept: records, topics, settings, users, committed offsets. What
 /// was only in the lost log is lost: records since the last upload, and changes of topics, settings
-/// and users of about the last second. The command prints what that is. Partitions continue behind
+/// and users of about the last second. The command prints what that is. Partitions continue beyond
 /// everything that may have been handed out, so that no offset gets a second record, and leader
 /// epochs report the truncation to consumers.
 ///
@@ -93,7 +92,7 @@ struct LostView {
     name: String,
     /// The first offset that is lost.
     from: u64,
-    /// The offsets before it and from `from` on were durable, and are lost. More may be.
+    /// The offsets from `from` up to it were durable and are lost. Later ones may be lost, too.
     known_end: u64,
     /// The offset of the next record.
     resume: u64,
@@ -102,8 +101,7 @@ struct LostView {
 impl Report {
     fn of(rebuild: &Rebuild) -> Self {
         let state = rebuild.state();
-        let meta = state.meta.iter().map(|(key, value)| (key.as_str(), &value[..]));
-        let names: HashMap<StreamId, String> = alluvium_broker::stream_names(meta);
+        let names = catalog::stream_names(state);
         let view = |lost: &LostEnd| LostView {
             stream: lost.stream.0,
             name: names
@@ -124,6 +122,10 @@ impl Report {
             objects: state.objects.len(),
             lost: rebuild.lost_ends().iter().map(view).collect(),
         }
+    }
+
+    fn show(&self, json: bool) -> Result<(), Failure> {
+        if json { output::json(self) } else { self.print() }
     }
 
     fn print(&self) -> Result<(), Failure> {
@@ -221,14 +223,8 @@ pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
     }
 }
 
-impl Report {
-    fn show(&self, json: bool) -> Result<(), Failure> {
-        if json { output::json(self) } else { self.print() }
-    }
-}
-
 /// Opens the new log, and formats it unless an earlier run has.
-fn new_log(args: &RebuildArgs, path: &std::path::Path) -> Result<HeaderInfo, Failure> {
+fn new_log(args: &RebuildArgs, path: &Path) -> Result<HeaderInfo, Failure> {
     let capacity = args.wal_capacity.unwrap_or(limits::WAL_CAPACITY);
     let options = OpenOptions {
         create_bytes: (!path.exists()).then_some(capacity.bytes),

@@ -5,7 +5,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -14,35 +14,12 @@ use alluvium_stream::chain::{Chain, ChainChange, ChainWriter, Fence};
 use alluvium_stream::{StreamId, local_objects};
 use alluvium_wal::{FormatOptions, Options, Wal};
 use rustix::process::Signal;
+use support::parts::Parts;
 use support::produce::{consume, produce};
 use support::s3::S3;
-use support::{Server, contains, ok, ok_json, own_address, refused, stderr, until};
-
-/// Data directory, write-ahead log and object store of a server, in a directory of their own.
-struct Parts {
-    directory: tempfile::TempDir,
-}
+use support::{Server, contains, ok, ok_json, own_address, refused, stderr, text, until};
 
 impl Parts {
-    fn new() -> Self {
-        Self { directory: tempfile::tempdir().expect("a temporary directory") }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn url(&self, name: &str) -> String {
-        format!("file://{}", text(&self.path(name)))
-    }
-
-    /// A server with parts of these names.
-    fn command(&self, data: &str, wal: &str, objects: &str, more: &[&str]) -> Command {
-        let (wal, url) = (self.path(wal), self.url(objects));
-        let arguments = ["--wal-capacity", "64MiB", "--wal", text(&wal), "--object-store", &url];
-        Server::command(&self.path(data), &[&arguments, more].concat())
-    }
-
     fn start_with(&self, data: &str, wal: &str, objects: &str, more: &[&str]) -> Server {
         Server::start_command(self.command(data, wal, objects, more))
     }
@@ -64,10 +41,6 @@ impl Parts {
         let seen = ok_json(&["wal", "inspect", text(&self.path(wal)), "--json"]);
         seen["header"]["wal_id"].as_str().unwrap().to_owned()
     }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are text")
 }
 
 fn has_objects(server: &Server) -> bool {

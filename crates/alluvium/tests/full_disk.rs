@@ -9,7 +9,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 use support::produce::{consume, produce};
-use support::{Server, contains, ok, until};
+use support::{Server, contains, ok, text, until};
 
 /// A mounted file system, until it is dropped.
 struct SmallDisk(PathBuf);
@@ -45,10 +45,6 @@ impl Drop for SmallDisk {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are text")
 }
 
 /// Bytes of all files in a directory and those below it.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::produce::produce;
-use support::{Server, contains, ok, ok_json, refused};
+use support::{Server, contains, ok, ok_json, refused, text};
 
 /// Returns the data directory of a stopped server, with at least `objects` objects.
 fn served(objects: usize) -> tempfile::TempDir {
@@ -47,10 +47,6 @@ fn change(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = fs::read(path).unwrap();
     change(&mut bytes);
     fs::write(path, bytes).unwrap();
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are text")
 }
 
 #[test]

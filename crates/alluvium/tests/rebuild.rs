@@ -3,47 +3,25 @@
 mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
+use support::parts::Parts;
 use support::produce::{consume, produce};
-use support::{Server, contains, ok, ok_json, refused, run, stderr, until};
-
-struct Parts {
-    directory: tempfile::TempDir,
-}
+use support::{Server, contains, ok, ok_json, refused, run, stderr, text, until};
 
 impl Parts {
-    fn new() -> Self {
-        Self { directory: tempfile::tempdir().expect("a temporary directory") }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn url(&self) -> String {
-        format!("file://{}", text(&self.path("objects")))
-    }
-
     fn start(&self, wal: &str, interval: &str) -> Server {
-        let (wal, url) = (self.path(wal), self.url());
-        let arguments = ["--wal-capacity", "64MiB", "--wal", text(&wal), "--object-store", &url];
         let more = ["--upload-interval", interval];
-        Server::start(&self.path("data"), &[&arguments[..], &more].concat())
+        Server::start_command(self.command("data", wal, "objects", &more))
     }
 
     /// The words of a rebuild to this log.
     fn rebuild(&self, wal: &str, more: &[&str]) -> Vec<String> {
-        let (wal, data, url) = (self.path(wal), self.path("data"), self.url());
+        let (wal, data, url) = (self.path(wal), self.path("data"), self.url("objects"));
         let parts = ["--object-store", &url, "--wal", text(&wal), "--data-dir", text(&data)];
         let words = [&["rebuild", "--wal-capacity", "64MiB"][..], &parts, more].concat();
         words.into_iter().map(str::to_owned).collect()
     }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are text")
 }
 
 fn words(words: &[String]) -> Vec<&str> {
@@ -86,7 +64,7 @@ fn a_server_comes_back_without_its_log_and_states_what_is_lost() {
     fs::remove_file(parts.path("wal")).unwrap();
 
     // A start finds that the log is missing; another log is refused.
-    let url = parts.url();
+    let url = parts.url("objects");
     let dry = ok_json(&["rebuild", "--object-store", &url, "--dry-run", "--json"]);
     assert_eq!((dry["clean"].as_bool(), dry["wal"].as_str()), (Some(false), None), "{dry}");
     let lost = |report: &serde_json::Value| {

@@ -10,16 +10,14 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, Signal, kill_process, prlimit};
 use support::produce::produce;
-use support::{Server, alluvium, contains, ok, ok_json, refused, run, stderr, until, write_target};
+use support::{
+    Server, alluvium, contains, ok, ok_json, refused, run, stderr, text, until, write_target,
+};
 
 const SMALL: [&str; 2] = ["--wal-capacity", "64MiB"];
 
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary directory")
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are text")
 }
 
 /// Runs `alluvium serve` in `data_dir`, which must refuse with exit code 1.

@@ -4,17 +4,12 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use support::log::{DATA_START, Target, append, append_at_once, payloads, writer};
 use support::produce::produce;
-use support::{Server, contains, help, ok, ok_json, refused, run, stderr};
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are text")
-}
+use support::{Server, contains, help, ok, ok_json, refused, run, stderr, text};
 
 fn inspect(path: &str) -> Value {
     ok_json(&["wal", "inspect", path, "--json"])

@@ -14,13 +14,9 @@ use std::thread::{self, JoinHandle};
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::produce::produce;
-use support::{Server, alluvium, contains, ok, ok_json, refused};
+use support::{Server, alluvium, contains, ok, ok_json, refused, text};
 
 static LARGE: [u8; 900 << 10] = [7; 900 << 10];
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("temporary paths are text")
-}
 
 fn metric(server: &Server, name: &str) -> u64 {
     let (_, metrics) = server.get("/metrics");

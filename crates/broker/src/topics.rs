@@ -115,8 +115,7 @@ async fn create_lost(store: &Store, name: &str, topic: &mut Stored) -> Result<()
              write-ahead log; it is created again, without records"
         );
         *id = store.new_stream_ids(1).await?[0];
-        let label = Label::Partition { topic: name.into(), id: topic.id, partition }.encode();
-        changes.push(Change::CreateStream { id: *id, kind: KIND_LOG, label });
+        changes.push(create_stream(*id, name, topic.id, partition));
     }
     if changes.is_empty() {
         return Ok(());
@@ -124,6 +123,12 @@ async fn create_lost(store: &Store, name: &str, topic: &mut Stored) -> Result<()
     let value = serde_json::to_vec(&*topic).expect("it was read as JSON");
     changes.push(Change::PutMeta { key: meta_key(name), value });
     store.commit(changes).await
+}
+
+/// Returns the change that creates the stream of a partition.
+fn create_stream(id: StreamId, topic: &str, topic_id: Uuid, partition: u32) -> Change {
+    let label = Label::Partition { topic: topic.into(), id: topic_id, partition }.encode();
+    Change::CreateStream { id, kind: KIND_LOG, label }
 }
 
 /// Lists the streams of all partitions in the catalog's metadata: the topic's name and ID, and the
@@ -560,11 +565,11 @@ impl Topics {
     ) -> Result<Vec<Arc<Partition>>, ApiError> {
         let new = self.store.new_stream_ids(count).await?;
         let indexes = (0..).skip(topic.partitions.len());
-        let create = |(id, partition): (&StreamId, u32)| {
-            let label = Label::Partition { topic: (&*topic.name).into(), id: topic.id, partition };
-            Change::CreateStream { id: *id, kind: KIND_LOG, label: label.encode() }
-        };
-        let mut changes: Vec<Change> = new.iter().zip(indexes).map(create).collect();
+        let mut changes: Vec<Change> = new
+            .iter()
+            .zip(indexes)
+            .map(|(id, partition)| create_stream(*id, &topic.name, topic.id, partition))
+            .collect();
         changes.push(topic.entry(&new)?);
         self.store.commit(changes).await?;
         let mut partitions = topic.partitions.clone();

@@ -59,8 +59,7 @@ fn make(directory: &Path) {
 
 fn chain(directory: &Path, store: Uuid) -> Chain {
     let objects = local_objects(&directory.join("objects")).expect("a directory");
-    let options = Options::default();
-    Chain::new(objects, store, (options.retry_initial, options.retry_max))
+    Chain::new(objects, store, Options::default().retry())
 }
 
 async fn make_catalog(directory: &Path, wal: Uuid) {

@@ -23,12 +23,9 @@ pub(crate) struct CatalogState {
     pub(crate) committing: tokio::sync::Mutex<Unpublished>,
     /// Held while a delta is published.
     pub(crate) writer: tokio::sync::Mutex<ChainWriter>,
-    /// The version of the last object of the chain whose effects are in memory.
+    /// The version of the last object of the chain whose effects are in memory. Changed under
+    /// [`Self::writer`].
     pub(crate) published: AtomicU64,
-    /// The number of deltas of this run that were begun. Changed under [`Self::writer`].
-    pub(crate) begun_deltas: AtomicU64,
-    /// The number of the last one that is in the chain.
-    pub(crate) published_deltas: AtomicU64,
     /// The version of the last catalog record in the WAL; 0 if there was none.
     pub(crate) recorded: AtomicU64,
     /// Wakes the task that publishes recorded lists.

@@ -21,7 +21,7 @@ use crate::output::{Attempt, Output, give_up};
 use crate::publish::{Publication, Replacement};
 use crate::range::Range;
 use crate::request_class::RequestClass;
-use crate::retry::backoff;
+use crate::retry::Backoff;
 use crate::shared::Shared;
 use crate::tail::{Changed, Choice, Compactable, StreamState};
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
@@ -171,7 +171,7 @@ impl Indexes {
 pub(crate) async fn run(shared: Arc<Shared>) {
     let mut left_out = LeftOut::default();
     let mut indexes = Indexes::default();
-    let mut failures = 0;
+    let mut backoff = Backoff::new((shared.options.retry_initial, RETRY_MAX));
     loop {
         if left_out.expire(|id| shared.object_table.lock().is_live(id)) {
             // It is not recorded which streams have a range there.
@@ -182,7 +182,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         drop(exclusive);
         let failure = match done {
             Ok(done) => {
-                failures = 0;
+                backoff.succeeded();
                 if !left_out.is_failing() {
                     shared.faults.report(Reason::ObjectCompactionFailing, None);
                 }
@@ -223,8 +223,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 StoreError::from(error)
             }
         };
-        let wait = backoff(shared.options.retry_initial, RETRY_MAX, failures);
-        failures = failures.saturating_add(1);
+        let (wait, failures) = (backoff.failed(), backoff.failures());
         let is_shown = matches!(&error, StoreError::Object(ObjectError::Damaged { .. }));
         if !is_shown {
             let detail = format!(

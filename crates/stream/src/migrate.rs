@@ -8,6 +8,7 @@
 
 mod redb;
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,9 +22,9 @@ use uuid::Uuid;
 
 use crate::chain::{Chain, ChainState, ChainWriter, Snapshot};
 use crate::error::StoreError;
-use crate::naming::{object_name, object_prefix};
-use crate::object_error::{ObjectError, found};
-use crate::objects::{Request, probe_objects, within};
+use crate::naming::object_prefix;
+use crate::object_error::ObjectError;
+use crate::objects::{Request, probe_objects, read_whole, within};
 use crate::open::LogHeader;
 use crate::options::Options;
 
@@ -120,7 +121,7 @@ pub async fn migrate(
     let inspected = inspected.map_err(|error| StoreError::Failed(error.to_string()))?;
     let header = inspected.map_err(|error| StoreError::Open(Arc::new(error)))?.header;
     let store = header.wal_id;
-    let chain = Chain::new(objects.clone(), store, (options.retry_initial, options.retry_max));
+    let chain = Chain::new(objects.clone(), store, options.retry());
     let is_migrated = chain.has_fence().await?;
     if is_migrated && path == renamed {
         return Ok(None);
@@ -141,10 +142,9 @@ pub async fn migrate(
     let log = LogHeader { header, node_id };
     log.fence(Some(&state), None)?;
     check_owner(&**objects, &state).await?;
-    let is_known = |name: &str| {
-        state.objects.values().any(|object| object_name(store, object.id, object.nonce) == name)
-    };
-    if !state.objects.is_empty() && !probe_objects(&**objects, Some(store), &is_known).await? {
+    let names: HashSet<_> = state.objects.values().map(|object| object.name(store)).collect();
+    let is_known = |name: &str| names.contains(name);
+    if !names.is_empty() && !probe_objects(&**objects, Some(store), &is_known).await? {
         return Err(MigrateError::OtherObjectStore { path });
     }
 
@@ -201,9 +201,7 @@ fn owner_name(store: Uuid) -> String {
 /// Refuses objects that a server has written since which the catalog does not know.
 async fn check_owner(objects: &dyn ObjectStore, state: &ChainState) -> Result<(), MigrateError> {
     let owner = owner_name(state.header.store);
-    let path = owner.as_str().into();
-    let read = async { objects.get(&path).await?.bytes().await };
-    let Some(bytes) = found(within(Request::Get, &owner, read).await)? else { return Ok(()) };
+    let Some(bytes) = read_whole(objects, &owner).await? else { return Ok(()) };
     let stated: Owner = serde_json::from_slice(&bytes)
         .map_err(|error| ObjectError::failed(&owner, format!("not an owner object: {error}")))?;
     let is_known = |id| state.incarnations.iter().any(|known| known.id == id);

@@ -17,7 +17,7 @@ use crate::object_error::ObjectError;
 use crate::objects::{Request, within};
 use crate::publish::Publication;
 use crate::request_class::RequestClass;
-use crate::retry::backoff;
+use crate::retry::Backoff;
 use crate::shared::Shared;
 
 /// Interval of checks whether objects are still held by readers.
@@ -29,40 +29,40 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 /// When a task of the object cleaner runs next.
 struct Schedule {
     at: Instant,
-    failures: u32,
+    backoff: Backoff,
     last_error: String,
 }
 
 impl Schedule {
-    fn immediately() -> Self {
-        Self { at: Instant::now(), failures: 0, last_error: String::new() }
+    fn immediately(shared: &Shared) -> Self {
+        let backoff = Backoff::new((shared.options.retry_initial, RETRY_MAX));
+        Self { at: Instant::now(), backoff, last_error: String::new() }
     }
 
     /// Schedules the next run after this one's result.
     fn done(&mut self, shared: &Shared, result: Result<(), StoreError>) {
         let Err(error) = result else {
-            *self = Self { at: Instant::now() + shared.options.orphan_age, ..Self::immediately() };
+            self.at = Instant::now() + shared.options.orphan_age;
+            self.backoff.succeeded();
             return;
         };
         shared.numbers.clean_up_failures.fetch_add(1, Ordering::Relaxed);
-        let wait = backoff(shared.options.retry_initial, RETRY_MAX, self.failures);
+        let wait = self.backoff.failed();
         tracing::warn!("cannot clean up the object store, next attempt in {wait:?}: {error}");
-        *self = Self {
-            at: Instant::now() + wait,
-            failures: self.failures.saturating_add(1),
-            last_error: error.to_string(),
-        };
+        self.at = Instant::now() + wait;
+        self.last_error = error.to_string();
     }
 }
 
 /// Reports whether deletions fail.
 fn report(shared: &Shared, orphans: &Schedule, retired: &Schedule) {
-    let worst = if orphans.failures > retired.failures { orphans } else { retired };
-    let detail = (worst.failures > 0).then(|| {
+    let worst = std::cmp::max_by_key(orphans, retired, |schedule| schedule.backoff.failures());
+    let failures = worst.backoff.failures();
+    let detail = (failures > 0).then(|| {
         format!(
             "objects that are not needed are not deleted, and keep their space; failures in a row: \
-             {}; the last error: {}",
-            worst.failures, worst.last_error
+             {failures}; the last error: {}",
+            worst.last_error
         )
     });
     shared.faults.report(Reason::ObjectDeletionFailing, detail);
@@ -75,14 +75,14 @@ fn report(shared: &Shared, orphans: &Schedule, retired: &Schedule) {
 /// written what the WAL has lost since, so an orphan may be all that is left of it; then orphans
 /// are counted and kept.
 pub(crate) async fn run(shared: Arc<Shared>, complete: bool) {
-    let mut orphans = Schedule::immediately();
-    let mut retired = Schedule::immediately();
+    let mut orphans = Schedule::immediately(&shared);
+    let mut retired = Schedule::immediately(&shared);
     loop {
         report(&shared, &orphans, &retired);
         tokio::select! {
             () = tokio::time::sleep_until(retired.at) => {}
             // While deletions fail, later objects wait with them.
-            () = shared.retired.notified(), if retired.failures == 0 => {}
+            () = shared.retired.notified(), if retired.backoff.failures() == 0 => {}
             () = tokio::time::sleep_until(orphans.at) => {
                 match clean_orphans(&shared, complete).await {
                     Ok(result) => orphans.done(&shared, result),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use alluvium_wal::HeaderInfo;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStore;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -15,10 +15,10 @@ use crate::ends::LargestCount;
 use crate::error::StoreError;
 use crate::naming::WALS_DIRECTORY;
 use crate::object::Damage;
-use crate::object_error::{ObjectError, found};
-use crate::objects::{Request, within};
+use crate::object_error::ObjectError;
+use crate::objects::read_whole;
 use crate::options::Options;
-use crate::retry::backoff;
+use crate::retry::Backoff;
 use crate::types::StreamId;
 
 /// The time in which one attempt to open the catalog begins its last request.
@@ -87,13 +87,14 @@ pub(crate) async fn open(
     log: &LogHeader,
     options: &Options,
 ) -> Result<OpenedChain, StoreError> {
-    let mut failures = 0;
+    let mut backoff = Backoff::new(options.retry());
     loop {
-        let error = match try_open(objects, log, options).await {
-            Err(StoreError::Object(error)) if error.is_temporary() => error,
+        match try_open(objects, log, options).await {
+            Err(StoreError::Object(error)) if error.is_temporary() => {
+                wait_after(&mut backoff, &format!("opened: {error}")).await;
+            }
             opened => return opened,
-        };
-        wait_after(options, &mut failures, &error).await;
+        }
     }
 }
 
@@ -103,7 +104,7 @@ async fn try_open(
     options: &Options,
 ) -> Result<OpenedChain, StoreError> {
     let store = locate(&**objects, log.header.wal_id).await?;
-    let chain = Chain::new(objects.clone(), store, (options.retry_initial, options.retry_max));
+    let chain = Chain::new(objects.clone(), store, options.retry());
     let state = chain.load().await?;
     let reserved_before = state.as_ref().map_or(0, |state| state.reserved.0);
     let until = Instant::now() + ATTEMPT;
@@ -119,14 +120,14 @@ pub(crate) async fn raise_term(
 ) -> Result<ChainWriter, StoreError> {
     let (chain, state) = writer.into_parts();
     let term = state.head.term.saturating_add(1);
-    let mut failures = 0;
+    let mut backoff = Backoff::new(options.retry());
     loop {
         let until = Instant::now() + ATTEMPT;
         let decide = |state: Option<&ChainState>| log.fence(state, Some(term));
         let opened = ChainWriter::open(chain.clone(), Some(state.clone()), until, decide).await;
         match opened.map_err(StoreError::from) {
             Err(StoreError::Object(error)) if error.is_temporary() => {
-                wait_after(options, &mut failures, &error).await;
+                wait_after(&mut backoff, &format!("opened: {error}")).await;
             }
             opened => return opened,
         }
@@ -140,20 +141,18 @@ pub(crate) async fn raise_term(
 /// The object store cannot be asked, or has a damaged answer.
 pub async fn locate(objects: &dyn ObjectStore, wal: Uuid) -> Result<Uuid, ObjectError> {
     let name = format!("{WALS_DIRECTORY}/{wal}");
-    let path = name.as_str().into();
-    let read = async { objects.get(&path).await?.bytes().await };
-    let Some(bytes) = found(within(Request::Get, &name, read).await)? else { return Ok(wal) };
+    let Some(bytes) = read_whole(objects, &name).await? else { return Ok(wal) };
     let store = std::str::from_utf8(&bytes).ok().and_then(|text| Uuid::try_parse(text).ok());
     let damaged = || ObjectError::damaged(&name, Damage::of_all("it does not name a store"));
     store.ok_or_else(damaged)
 }
 
-async fn wait_after(options: &Options, failures: &mut u32, error: &ObjectError) {
-    let wait = backoff(options.retry_initial, options.retry_max, *failures);
-    *failures = failures.saturating_add(1);
+/// Waits after the catalog could not be opened or written: `what` is one of these words, and why.
+pub(crate) async fn wait_after(backoff: &mut Backoff, what: &str) {
+    let (wait, failures) = (backoff.failed(), backoff.failures());
     tracing::warn!(
-        "the catalog in the object store cannot be opened: {error}; attempt {failures} failed, \
-         next attempt in {wait:?}"
+        "the catalog in the object store cannot be {what}; attempt {failures} failed, next attempt \
+         in {wait:?}"
     );
     tokio::time::sleep(wait).await;
 }

@@ -156,6 +156,11 @@ impl Options {
         Self { upload_bytes: default.upload_bytes.min(capacity_bytes / 4), ..default }
     }
 
+    /// Returns the first and the longest delay between two attempts.
+    pub fn retry(&self) -> (Duration, Duration) {
+        (self.retry_initial, self.retry_max)
+    }
+
     pub(crate) fn check(&self, wal_capacity_bytes: u64) -> Result<(), StoreError> {
         let reject = |message: String| Err(StoreError::InvalidOption(message));
         let Self {

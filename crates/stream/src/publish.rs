@@ -15,24 +15,22 @@ use alluvium_wal::{LogOffset, WalError};
 use tokio::time::Instant;
 
 use crate::catalog::ObjectInfo;
-use crate::chain::{ChainChange, ChainWriter, Delta, Hints, PublishError, Recorded};
+use crate::chain::{ChainChange, ChainWriter, Delta, Hints, PublishError};
 use crate::clock::unix_ms;
 use crate::ends::LargestCount;
 use crate::error::StoreError;
 use crate::faults::Reason;
 use crate::objects::object_size;
 use crate::request_class::RequestClass;
-use crate::retry::backoff;
+use crate::retry::Backoff;
 use crate::shared::Shared;
 use crate::types::{ObjectId, StreamId};
 
 use upload::{PlannedCompaction, PlannedUpload};
 pub(crate) use upload::{Replacement, UploadPart};
 
-/// The time in which the last delta of a run is sent for the last time.
-const ATTEMPT: Duration = Duration::from_secs(10);
-/// Number of streams that are visited without yielding.
-const CHUNK_STREAMS: usize = 1024;
+/// The time that the last delta of a run may take.
+pub(crate) const LAST_DELTA: Duration = Duration::from_secs(10);
 
 /// What a delta is published for. Each has the recorded lists, too.
 #[derive(Clone)]
@@ -76,10 +74,7 @@ enum Planned {
 
 /// A delta that is frozen.
 struct FrozenDelta {
-    /// Its number among the deltas of this run.
-    number: u64,
     version: u64,
-    lists: Vec<Recorded>,
     bytes: usize,
     removed: Vec<ObjectId>,
     planned: Planned,
@@ -114,9 +109,9 @@ impl Shared {
     ) -> Result<(), StoreError> {
         let Some(frozen) = self.freeze(writer, &publication).await? else { return Ok(()) };
         if let Err(error) = self.create(writer, &publication).await {
-            if writer.discard() {
+            if let Some(mut lists) = writer.discard() {
                 let mut unpublished = self.catalog.committing.lock().await;
-                let FrozenDelta { mut lists, bytes, removed, .. } = frozen;
+                let FrozenDelta { bytes, removed, .. } = frozen;
                 lists.append(&mut unpublished.lists);
                 unpublished.lists = lists;
                 unpublished.bytes += bytes;
@@ -139,7 +134,6 @@ impl Shared {
                 }
             }
             self.catalog.published.store(frozen.version, Ordering::Release);
-            self.catalog.published_deltas.store(frozen.number, Ordering::Relaxed);
         }
         self.catalog.snapshot_wanted.notify_one();
         Ok(())
@@ -160,8 +154,7 @@ impl Shared {
         {
             return Ok(None);
         }
-        let number = 1 + self.catalog.begun_deltas.fetch_add(1, Ordering::Relaxed);
-        let hints = self.hints(number).await;
+        let hints = self.hints().await;
         let mut unpublished = self.catalog.committing.lock().await;
         if !matches!(publication, Publication::Close)
             && let Some(cause) = self.halted()
@@ -189,13 +182,12 @@ impl Shared {
         };
         let removed = std::mem::take(&mut unpublished.removed);
         own.extend(removed.iter().copied().map(ChainChange::RemoveObject));
-        let lists = std::mem::take(&mut unpublished.lists);
         let bytes = std::mem::take(&mut unpublished.bytes);
         unpublished.version += 1;
         let version = unpublished.version;
         let delta = Delta {
             version,
-            recorded: lists.clone(),
+            recorded: std::mem::take(&mut unpublished.lists),
             own,
             is_clean: matches!(publication, Publication::Close) && hints.is_empty(),
             hints,
@@ -207,7 +199,7 @@ impl Shared {
         // The order of deltas is that of the lock of the writer. Encoding takes long.
         drop(unpublished);
         writer.freeze(delta);
-        Ok(Some(FrozenDelta { number, version, lists, bytes, removed, planned }))
+        Ok(Some(FrozenDelta { version, bytes, removed, planned }))
     }
 
     /// Creates the frozen delta; retries until the object store has it.
@@ -216,7 +208,7 @@ impl Shared {
         writer: &mut ChainWriter,
         publication: &Publication,
     ) -> Result<(), StoreError> {
-        let mut failures = 0;
+        let mut backoff = Backoff::new(self.options.retry());
         loop {
             // One request at a time: before each, the object before the delta is looked up again.
             let error = match writer.publish(Instant::now()).await {
@@ -231,12 +223,11 @@ impl Shared {
             if matches!(publication, Publication::Upload { .. }) {
                 self.numbers.upload_failed(&error.to_string());
             }
-            self.wait_after(&mut failures, &error.to_string()).await?;
+            self.wait_after(&mut backoff, &error.to_string()).await?;
             // What was written to a directory below an unmounted mount point disappears when the
             // file system is mounted again. A delta that was sent went to an object store that has
             // the whole chain before it.
-            if !writer.is_sent()
-                && !self.objects_exist(publication.objects(), &mut failures).await?
+            if !writer.is_sent() && !self.objects_exist(publication.objects(), &mut backoff).await?
             {
                 return Err(StoreError::ObjectsMissing);
             }
@@ -249,7 +240,7 @@ impl Shared {
     async fn objects_exist(
         &self,
         objects: &[Arc<ObjectInfo>],
-        failures: &mut u32,
+        backoff: &mut Backoff,
     ) -> Result<bool, StoreError> {
         for object in objects {
             loop {
@@ -257,7 +248,7 @@ impl Shared {
                 match object_size(store, &object.name.as_str().into()).await {
                     Ok(Some(bytes)) if bytes == object.size_bytes => break,
                     Ok(_) => return Ok(false),
-                    Err(error) => self.wait_after(failures, &error.to_string()).await?,
+                    Err(error) => self.wait_after(backoff, &error.to_string()).await?,
                 }
             }
         }
@@ -265,10 +256,8 @@ impl Shared {
     }
 
     /// Waits after a failure. Fails when the store does.
-    async fn wait_after(&self, failures: &mut u32, error: &str) -> Result<(), StoreError> {
-        let options = &self.options;
-        let wait = backoff(options.retry_initial, options.retry_max, *failures);
-        *failures = failures.saturating_add(1);
+    async fn wait_after(&self, backoff: &mut Backoff, error: &str) -> Result<(), StoreError> {
+        let (wait, failures) = (backoff.failed(), backoff.failures());
         let detail = format!("the catalog in the object store is behind: {error}");
         tracing::warn!("{detail}; attempt {failures} failed, next attempt in {wait:?}");
         self.faults.report(Reason::CatalogBehind, Some(detail));
@@ -278,24 +267,22 @@ impl Shared {
         }
     }
 
-    /// Returns the durable ends of the streams with batches after their uploaded ends, for delta
-    /// number `delta` of this run.
-    async fn hints(&self, delta: u64) -> Hints {
-        let streams: Vec<_> = self.streams.read().values().cloned().collect();
+    /// Returns the durable ends of the streams with batches after their uploaded ends, for the next
+    /// delta.
+    async fn hints(&self) -> Hints {
         let durable = self.wal.durable();
-        let published = self.catalog.published_deltas.load(Ordering::Relaxed);
+        // It changes only with the lock of the writer.
+        let published = self.catalog.version();
         let mut hints = Hints::new();
-        for some in streams.chunks(CHUNK_STREAMS) {
-            for stream in some {
-                let mut tail = stream.tail.lock();
-                let end = tail.durable_end(durable);
-                tail.note_hint(end, delta, published);
-                if !tail.deleted && end > tail.uploaded_end {
-                    hints.insert(stream.id, end);
-                }
+        self.visit_streams(|stream| {
+            let mut tail = stream.tail.lock();
+            let end = tail.durable_end(durable);
+            tail.note_hint(end, published);
+            if !tail.deleted && end > tail.uploaded_end {
+                hints.insert(stream.id, end);
             }
-            tokio::task::yield_now().await;
-        }
+        })
+        .await;
         hints
     }
 
@@ -308,7 +295,7 @@ impl Shared {
             other => return Err(other.unwrap_or(StoreError::Closed)),
         }
         let mut writer = self.catalog.writer.lock().await;
-        let until = Instant::now() + ATTEMPT;
+        let until = Instant::now() + LAST_DELTA;
         let failed = |error: PublishError| StoreError::Failed(error.to_string());
         if writer.is_frozen() {
             writer.publish(until).await.map_err(failed)?;

@@ -94,7 +94,7 @@ impl Rebuild {
         store: Uuid,
         options: &Options,
     ) -> Result<Self, RebuildError> {
-        let chain = Chain::new(objects.clone(), store, (options.retry_initial, options.retry_max));
+        let chain = Chain::new(objects.clone(), store, options.retry());
         let state = chain.load().await?.ok_or(RebuildError::NoCatalog(store))?;
         Ok(Self { chain, state })
     }
@@ -157,7 +157,7 @@ fn lost_ends(state: &ChainState) -> Vec<LostEnd> {
     let ends = state.streams.iter().map(|(id, stream)| {
         let from = uploaded_end(stream);
         let known = state.hints.get(id).map_or(from, |hint| from.max(*hint));
-        // What an earlier rebuild has declared, if nothing behind it is uploaded.
+        // What an earlier rebuild has declared, if nothing after it is uploaded.
         let declared = state.gaps.range((*id, StreamOffset(0))..=(*id, from)).next_back();
         let from = declared.map_or(from, |(_, end)| from.max(*end));
         let known_end = known.max(from);

@@ -338,7 +338,7 @@ pub(crate) fn remains(head: &[u8]) -> Option<Remains> {
             && crc32c::crc32c(&header[..AT_CRC]) == u32_at(header, AT_CRC);
         intact.then_some(header)
     };
-    // A batch may contain anything behind its header, so the second position is used only for other
+    // A batch may contain anything after its header, so the second position is used only for other
     // kinds, and only if the first header is invalid.
     let first = header_at(0);
     let second = || header_at(HEADER_BYTES).filter(|header| header[AT_KIND] != KIND_BATCH);

@@ -28,7 +28,7 @@ use crate::range::Range;
 use crate::record::{self, CatalogRecord, End, StreamRecord};
 use crate::repair;
 use crate::report::{Gap, GapCause, Recovery};
-use crate::retry::backoff;
+use crate::retry::Backoff;
 use crate::tail::{self, BATCH_OVERHEAD_BYTES, Cached, StreamState, Tail};
 use crate::types::{KIND_LOG, ObjectId, StreamId, StreamOffset};
 
@@ -108,7 +108,7 @@ pub(crate) async fn recover(
     let hints = replay.hints(is_noted);
     for (stream, end) in &hints {
         if let Some((_, tail)) = replay.streams.get_mut(stream) {
-            tail.note_hint(*end, 0, 0);
+            tail.note_hint(*end, 0);
         }
     }
     writer.freeze(Delta {
@@ -212,7 +212,7 @@ fn open_error(error: OpenError) -> StoreError {
 
 /// Creates the frozen delta; waits while the object store does not answer.
 async fn publish(writer: &mut ChainWriter, options: &Options) -> Result<(), StoreError> {
-    let mut failures = 0;
+    let mut backoff = Backoff::new(options.retry());
     loop {
         let until = tokio::time::Instant::now() + ATTEMPT;
         let error = match writer.publish(until).await {
@@ -220,13 +220,7 @@ async fn publish(writer: &mut ChainWriter, options: &Options) -> Result<(), Stor
             Err(fenced @ PublishError::Fenced { .. }) => return Err(StoreError::Replaced(fenced)),
             Err(error) => error,
         };
-        let wait = backoff(options.retry_initial, options.retry_max, failures);
-        failures = failures.saturating_add(1);
-        tracing::warn!(
-            "the catalog in the object store cannot be written: {error}; attempt {failures} \
-             failed, next attempt in {wait:?}"
-        );
-        tokio::time::sleep(wait).await;
+        open::wait_after(&mut backoff, &format!("written: {error}")).await;
     }
 }
 
@@ -560,7 +554,7 @@ impl Replay {
         self.apply(&create);
         match self.lists.last_mut() {
             Some(list) => list.changes.push(create),
-            // The version of the lost list is not less, and those of the lists behind it are
+            // The version of the lost list is not less, and those of the lists after it are
             // greater.
             None => {
                 self.lists.push(Recorded { version: self.covers + 1, changes: vec![create] });

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use crate::object::Damage;
 use crate::object_error::{ObjectError, found};
 use crate::objects::{Request, delete_object, list_all, object_size, within};
-use crate::retry::backoff;
+use crate::retry::Backoff;
 
 pub use probe::{ProbeError, probe_creates};
 pub(crate) use sealed::NUMBERS;
@@ -76,18 +76,17 @@ impl Sequence {
     /// If the object cannot be [encoded](Sealed::encode).
     pub async fn create(&self, object: &Sealed, until: Instant) -> Result<Created, ObjectError> {
         let name = self.name(object.number);
-        let mut failures = 0;
+        let mut backoff = Backoff::new(self.retry);
         loop {
             let error = match self.try_create(object).await {
                 Ok(Attempt::Created(created)) => return Ok(created),
                 Ok(Attempt::Conflict(error)) | Err(error) => error,
             };
-            let wait = backoff(self.retry.0, self.retry.1, failures);
+            let wait = backoff.failed();
             if !error.is_temporary() || Instant::now() + wait >= until {
                 return Err(error);
             }
             tracing::debug!("cannot create {name}, next attempt in {wait:?}: {error}");
-            failures = failures.saturating_add(1);
             tokio::time::sleep(wait).await;
         }
     }

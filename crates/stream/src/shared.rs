@@ -37,6 +37,8 @@ use crate::wake::{self, SpaceGate, Wakes};
 const CATALOG_SPACE_BYTES: u64 = 1 << 20;
 /// The share of a small ring that is kept at most.
 const CATALOG_SPACE_SHARE: u64 = 16;
+/// Number of streams that are visited without a pause.
+const CHUNK_STREAMS: usize = 1024;
 
 /// The state that handles and tasks share.
 pub(crate) struct Shared {
@@ -207,9 +209,13 @@ impl Shared {
         }
     }
 
-    /// Returns the number of deltas of this run that are in the chain.
-    pub(crate) fn published_deltas(&self) -> u64 {
-        self.catalog.published_deltas.load(Ordering::Relaxed)
+    /// Visits all streams, with pauses in which other tasks may run.
+    pub(crate) async fn visit_streams(&self, mut visit: impl FnMut(&Arc<StreamState>)) {
+        let streams: Vec<_> = self.streams.read().values().cloned().collect();
+        for some in streams.chunks(CHUNK_STREAMS) {
+            some.iter().for_each(&mut visit);
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Whether a record of this length leaves the space that is kept for changes of the catalog.

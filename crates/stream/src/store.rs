@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use alluvium_device::SharedDevice;
 use alluvium_wal::{HeaderInfo, ResizeError, Resizing};
@@ -30,8 +29,6 @@ use crate::types::StreamId;
 use crate::wake::{self, SpaceGate, Wakes};
 use crate::{compact, ends, health, object_cleaner, publish, recover, upload};
 
-/// The time that the last delta of a run may take.
-const LAST_DELTA: Duration = Duration::from_secs(10);
 const NOT_PUBLISHED: &str = "the log keeps the last changes of the catalog, which are not in the \
                              object store";
 
@@ -105,8 +102,6 @@ impl Store {
                 cut: state.header.cut,
             }),
             published: state.header.version.into(),
-            begun_deltas: AtomicU64::new(0),
-            published_deltas: AtomicU64::new(0),
             recorded: recovered.recorded.into(),
             wanted: Notify::new(),
             snapshot_wanted: Notify::new(),
@@ -380,10 +375,10 @@ impl Store {
             let wal = shared.wal.clone();
             let closed = tokio::task::spawn_blocking(move || wal.close()).await;
             // Nothing can be appended any more, so it can state that the WAL has nothing else.
-            match tokio::time::timeout(LAST_DELTA, shared.publish_last()).await {
+            match tokio::time::timeout(publish::LAST_DELTA, shared.publish_last()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!("{NOT_PUBLISHED}: {error}"),
-                Err(_) => tracing::warn!("{NOT_PUBLISHED} within {LAST_DELTA:?}"),
+                Err(_) => tracing::warn!("{NOT_PUBLISHED} within {:?}", publish::LAST_DELTA),
             }
             // Last, because only the speed of a later start depends on it.
             shared.objects.close().await;

@@ -128,8 +128,8 @@ pub(crate) struct Tail {
     recovered_end: StreamOffset,
     /// The end of the stream that the chain shows.
     hint: StreamOffset,
-    /// The end that a delta states, and the number of that delta among those of this run. It takes
-    /// the place of `hint` once the delta is in the chain.
+    /// The end that the next delta states, and the version of the chain before it. It takes the
+    /// place of `hint` once the chain has a later version.
     next_hint: (u64, StreamOffset),
     pub(crate) checkpoint: Option<Bytes>,
     /// The owner declared that checkpoints need not describe anything before this offset, just as
@@ -212,22 +212,21 @@ impl Tail {
         self.next_hint = (0, next);
     }
 
-    /// Notes the end that delta number `delta` of this run states; those up to `published` are in
-    /// the chain.
-    pub(crate) fn note_hint(&mut self, end: StreamOffset, delta: u64, published: u64) {
+    /// Notes the end that the next delta states. `published` is the version of the chain before it.
+    pub(crate) fn note_hint(&mut self, end: StreamOffset, published: u64) {
         self.hint = self.published_hint(published);
-        self.next_hint = (delta, end);
+        self.next_hint = (published, end);
     }
 
     fn published_hint(&self, published: u64) -> StreamOffset {
         match self.next_hint {
-            (delta, end) if delta <= published => end,
+            (before, end) if before < published => end,
             _ => self.hint,
         }
     }
 
-    /// Returns the offset that no batch may pass before another delta is in the chain: if the WAL
-    /// is lost, the stream continues there.
+    /// Returns the offset that no batch may pass before the chain, whose version is `published`,
+    /// has another delta: if the WAL is lost, the stream continues there.
     pub(crate) fn append_limit(&self, published: u64) -> StreamOffset {
         StreamOffset(self.published_hint(published).0.saturating_add(UNHINTED_OFFSETS))
     }

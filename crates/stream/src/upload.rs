@@ -32,7 +32,7 @@ use crate::output::{Attempt, Output};
 use crate::pace::Pace;
 use crate::publish::{Publication, UploadPart};
 use crate::request_class::RequestClass;
-use crate::retry::backoff;
+use crate::retry::Backoff;
 use crate::shared::Shared;
 use crate::tail::{Cached, StreamState};
 use crate::types::{Batch, StreamOffset};
@@ -311,7 +311,7 @@ async fn write_until_done(
     pace: &mut Pace<'_>,
 ) -> Result<Written, StoreError> {
     let id = shared.catalog.new_object_id();
-    let mut backoff = Backoff::new(shared);
+    let mut backoff = Backoff::new(shared.options.retry());
     loop {
         let attempt = Attempt::new(shared, id);
         let mut output =
@@ -322,7 +322,7 @@ async fn write_until_done(
         };
         output.give_up(shared).await;
         pace.end();
-        backoff.failed(&describe("cannot write", &error)).await?;
+        wait_after(shared, &mut backoff, &error).await?;
     }
 }
 
@@ -356,41 +356,28 @@ async fn write(
     Ok((output.finish().await?, ranges))
 }
 
-fn describe(what: &str, error: &ObjectError) -> String {
+/// Waits after an object could not be written. Fails when the WAL does: a store that accepts
+/// nothing any more leaves the upload to the next one.
+async fn wait_after(
+    shared: &Shared,
+    backoff: &mut Backoff,
+    error: &ObjectError,
+) -> Result<(), StoreError> {
     let hint = match error.is_permanent() {
         true => "; retries fail until the bucket or the credentials are changed",
         false => "",
     };
-    format!("{what}: {error}{hint}")
-}
-
-/// Delays that grow with each failure.
-struct Backoff<'a> {
-    shared: &'a Shared,
-    failures: u32,
-}
-
-impl<'a> Backoff<'a> {
-    fn new(shared: &'a Shared) -> Self {
-        Self { shared, failures: 0 }
-    }
-
-    /// Waits after a failure. Fails when the WAL does: a store that accepts nothing any more leaves
-    /// the upload to the next one.
-    async fn failed(&mut self, what: &str) -> Result<(), StoreError> {
-        let failures = self.shared.numbers.upload_failed(what);
-        let options = &self.shared.options;
-        let wait = backoff(options.retry_initial, options.retry_max, self.failures);
-        self.failures += 1;
-        tracing::warn!(
-            "upload: {what}; attempt {failures} failed, next attempt in {wait:?}; the WAL keeps \
-             the data"
-        );
-        tokio::select! {
-            () = tokio::time::sleep(wait) => Ok(()),
-            // No log reaches this offset, so this resolves only when the WAL stops.
-            stopped = self.shared.wal.wait_durable(LogOffset(u64::MAX)) => Ok(stopped?),
-        }
+    let what = format!("cannot write: {error}{hint}");
+    let failures = shared.numbers.upload_failed(&what);
+    let wait = backoff.failed();
+    tracing::warn!(
+        "upload: {what}; attempt {failures} failed, next attempt in {wait:?}; the WAL keeps the \
+         data"
+    );
+    tokio::select! {
+        () = tokio::time::sleep(wait) => Ok(()),
+        // No log reaches this offset, so this resolves only when the WAL stops.
+        stopped = shared.wal.wait_durable(LogOffset(u64::MAX)) => Ok(stopped?),
     }
 }
 

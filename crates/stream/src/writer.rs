@@ -149,7 +149,7 @@ impl StreamWriter {
             Err(refused)
         } else if base != tail.next {
             Err(AppendError::NotNext { expected: tail.next, got: base })
-        } else if base.0 + u64::from(count) > tail.append_limit(shared.published_deltas()).0 {
+        } else if base.0 + u64::from(count) > tail.append_limit(shared.catalog.version()).0 {
             Err(shared.refuse_until_upload(seen))
         } else {
             shared.append_to_wal(&header, &payload, seen)

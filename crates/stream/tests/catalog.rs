@@ -549,7 +549,7 @@ async fn lost_changes_are_reported() {
     let lists = lists(&world.disk);
     assert_eq!(lists.len(), 5);
     assert!(lists.windows(2).all(|two| two[0].1 < two[1].1));
-    // The list behind the first one shows it, and the headers of the second one are left.
+    // The list after the first one shows it, and the headers of the second one are left.
     destroy(&world.disk, &lists[2].0);
     damage(&world.disk, &lists[4].0);
     let server = world.start().await;

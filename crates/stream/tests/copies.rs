@@ -458,7 +458,7 @@ async fn a_copy_of_the_wal_from_before_an_upload_is_refused() {
 #[tokio::test]
 async fn a_copy_of_the_wal_with_an_older_epoch_is_refused() {
     let world = World::new(WAL_BYTES, 1);
-    let retry = (world.options.retry_initial, world.options.retry_max);
+    let retry = world.options.retry();
     let wal = world.header().wal_id;
     let chain = Chain::new(world.objects.clone(), wal, retry);
     let until = tokio::time::Instant::now() + HANG;

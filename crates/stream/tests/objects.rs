@@ -314,7 +314,7 @@ async fn an_object_without_a_range_of_the_catalog_is_an_error() {
     let mut state = world.catalog().await;
     let ranges = &mut state.streams.get_mut(&id).unwrap().ranges;
     ranges[1].object = ranges[0].object;
-    let retry = (world.options.retry_initial, world.options.retry_max);
+    let retry = world.options.retry();
     let chain = Chain::new(world.objects.clone(), state.header.store, retry);
     chain.write_snapshot(Snapshot::of(state)).await.unwrap();
     let server = world.start().await;

@@ -19,7 +19,7 @@ use uuid::Uuid;
 use common::{Server, World, append, batch, payload};
 
 const WAL_BYTES: u64 = 1 << 20;
-/// Offsets that a stream skips behind what it may have had.
+/// Offsets that a stream skips after what it may have had.
 const SKIPPED: u64 = 1 << 33;
 
 /// Replaces the disk by a new, formatted one.

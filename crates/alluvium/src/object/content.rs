@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use alluvium_stream::StreamId;
 use alluvium_stream::chain::ChainState;
 
+use crate::catalog;
+
 /// Maximum number of partitions listed for an object.
 const LISTED: usize = 10;
 
@@ -16,8 +18,7 @@ pub(super) struct Contents<'a> {
 
 impl<'a> Contents<'a> {
     pub(super) fn of(state: &'a ChainState) -> Self {
-        let meta = state.meta.iter().map(|(key, value)| (key.as_str(), &value[..]));
-        Self { state, names: alluvium_broker::stream_names(meta) }
+        Self { state, names: catalog::stream_names(state) }
     }
 
     /// Describes which offsets of which streams are in the object with this name; `None` if the

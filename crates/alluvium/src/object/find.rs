@@ -8,7 +8,7 @@ use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Location;
 
-use crate::objects::{Bucket, ObjectStoreUrl, S3Args};
+use crate::objects::{self, Bucket, ObjectStoreUrl, S3Args};
 use crate::output::Failure;
 
 /// An object that was named, or found below a named directory or prefix.
@@ -31,11 +31,7 @@ pub(super) async fn find(location: &str, s3: &S3Args) -> Result<Vec<Found>, Fail
         match ObjectStoreUrl::parse(location, s3.settings()).map_err(Failure::Usage)? {
             ObjectStoreUrl::Directory(path) => in_files(&path).await?,
             ObjectStoreUrl::S3(bucket) => in_bucket(bucket).await?,
-            ObjectStoreUrl::Memory => {
-                return Err(Failure::Usage(
-                    "memory:// is memory of a server and cannot be read from outside".into(),
-                ));
-            }
+            ObjectStoreUrl::Memory => return Err(objects::memory_of_a_server()),
         }
     } else {
         in_files(Path::new(location)).await?
@@ -70,8 +66,7 @@ async fn in_files(path: &Path) -> Result<Vec<Found>, Failure> {
 async fn in_bucket(bucket: Bucket) -> Result<Vec<Found>, Failure> {
     let key = bucket.prefix.clone();
     let shown = format!("s3://{}/", bucket.name);
-    let store =
-        crate::objects::open(&ObjectStoreUrl::S3(Bucket { prefix: String::new(), ..bucket }))?;
+    let store = objects::open(&ObjectStoreUrl::S3(Bucket { prefix: String::new(), ..bucket }))?;
     if key.is_empty() {
         return list(store, None, &shown).await;
     }

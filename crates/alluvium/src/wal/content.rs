@@ -132,8 +132,7 @@ impl CatalogArgs {
         let Some(url) = &self.catalog else { return Ok(Streams::default()) };
         let catalog = catalog::CatalogArgs::new(url.clone(), self.s3.clone(), self.store);
         let state = catalog::blocking(catalog.load())?;
-        let meta = state.meta.iter().map(|(key, value)| (key.as_str(), &value[..]));
-        let names = alluvium_broker::stream_names(meta);
+        let names = catalog::stream_names(&state);
         let uploaded = state.streams.iter().map(|(id, row)| (*id, row.uploaded_end)).collect();
         Ok(Streams { names, uploaded: Some(uploaded) })
     }

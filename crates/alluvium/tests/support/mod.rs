@@ -5,6 +5,7 @@
 pub mod cluster;
 pub mod log;
 pub mod nbd;
+pub mod parts;
 pub mod produce;
 pub mod s3;
 
@@ -64,6 +65,11 @@ pub fn refused(code: i32, arguments: &[&str]) -> String {
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A path as an argument.
+pub fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are text")
 }
 
 /// Polls until something is so.

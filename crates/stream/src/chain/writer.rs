@@ -307,9 +307,11 @@ impl ChainWriter {
         Ok(())
     }
 
-    /// Takes back a frozen delta that was certainly not sent. Returns false if there is none.
-    pub fn discard(&mut self) -> bool {
-        self.frozen.take_if(|frozen| !frozen.is_sent).is_some()
+    /// Takes back a frozen delta that was certainly not sent, and returns its recorded lists.
+    /// Returns `None` if there is no such delta.
+    pub fn discard(&mut self) -> Option<Vec<Recorded>> {
+        let unsent = self.frozen.take_if(|frozen| !frozen.is_sent);
+        unsent.map(|frozen| frozen.entry.body.recorded)
     }
 
     /// Whether a delta is frozen that may have been sent.

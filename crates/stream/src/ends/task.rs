@@ -11,9 +11,6 @@ use crate::record::{End, encoded_bytes};
 use crate::shared::Shared;
 use crate::tail::StreamState;
 
-/// Number of streams that are visited without yielding.
-const CHUNK_STREAMS: usize = 1024;
-
 /// Runs the task: while batches are appended, it writes a list of ends at each interval; after the
 /// last batch it writes the list and then the WAL's durable offset into the WAL's header.
 pub(crate) async fn run(shared: Arc<Shared>) {
@@ -66,12 +63,8 @@ async fn write(shared: &Shared) -> Result<bool, StoreError> {
     let to = shared.wal.appended();
     // After the cut: an append holds the lock of its stream's tail from the WAL to the push, so
     // every batch below the cut is in its tail by now.
-    let streams: Vec<_> = shared.streams.read().values().cloned().collect();
     let mut next = Vec::new();
-    for some in streams.chunks(CHUNK_STREAMS) {
-        next.extend(some.iter().filter_map(|stream| end_since(stream, from)));
-        tokio::task::yield_now().await;
-    }
+    shared.visit_streams(|stream| next.extend(end_since(stream, from))).await;
     // The rest of a full log is for changes of the catalog.
     if !shared.has_space_for(encoded_bytes(next.len(), ends.max_record_bytes)) {
         return Ok(false);

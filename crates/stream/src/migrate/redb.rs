@@ -105,20 +105,14 @@ fn read_state(transaction: &ReadTransaction) -> Result<Option<ChainState>> {
         streams.insert(StreamId(id), decode_stream(value)?);
         Ok(())
     })?;
-    let of_stream = |streams: &mut BTreeMap<StreamId, ChainStream>, id, what: &str| {
-        let unknown = || Failure(format!("{what} of stream {id}, which does not exist"));
-        streams.remove(&StreamId(id)).ok_or_else(unknown)
-    };
     each(&transaction.open_table(CHECKPOINTS)?, &mut sum, |id, value| {
-        let mut stream = of_stream(&mut streams, id, "a checkpoint")?;
+        let stream = of_stream(&mut streams, id, "a checkpoint")?;
         stream.checkpoint = Some(Bytes::copy_from_slice(value));
-        streams.insert(StreamId(id), stream);
         Ok(())
     })?;
     each(&transaction.open_table(RANGES)?, &mut sum, |(id, start), value| {
-        let mut stream = of_stream(&mut streams, id, "a range")?;
+        let stream = of_stream(&mut streams, id, "a range")?;
         stream.ranges.push(decode_range(StreamOffset(start), value)?);
-        streams.insert(StreamId(id), stream);
         Ok(())
     })?;
     let mut objects = BTreeMap::new();
@@ -168,6 +162,15 @@ fn read_state(transaction: &ReadTransaction) -> Result<Option<ChainState>> {
         gaps: Gaps::new(),
         hints: Hints::new(),
     }))
+}
+
+fn of_stream<'s>(
+    streams: &'s mut BTreeMap<StreamId, ChainStream>,
+    id: u64,
+    what: &str,
+) -> Result<&'s mut ChainStream> {
+    let unknown = || Failure(format!("{what} of stream {id}, which does not exist"));
+    streams.get_mut(&StreamId(id)).ok_or_else(unknown)
 }
 
 pub(super) fn row_sum<K: Value, V: Value>(

@@ -13,6 +13,7 @@ use super::redb::{
 };
 use super::*;
 use crate::chain::ChainStream;
+use crate::naming::object_name;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 /// The version of the catalog: of epoch 0.

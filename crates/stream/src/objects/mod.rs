@@ -37,7 +37,7 @@ pub(crate) use read::{Deadline, Objects, Part, READ_BYTES};
 pub(crate) use scan::{Scan, index};
 pub use survey::{Mismatch, Orphan, Survey, survey};
 pub use whole::{StoredObject, list_objects, object_size};
-pub(crate) use whole::{delete_object, list_all};
+pub(crate) use whole::{delete_object, list_all, read_whole};
 pub(crate) use write::Writer;
 
 /// Access to the object store for one request class: it counts requests and limits the bandwidth.

@@ -159,18 +159,24 @@ pub async fn list_objects(
     prefix: Option<&Path>,
 ) -> Result<Vec<ObjectMeta>, ObjectError> {
     let mut objects = list_all(store, prefix).await?;
-    let is_of_catalog =
-        |path: &Path| {
-            path.as_ref().contains(&format!("{CATALOGS_DIRECTORY}/"))
-                && path.parts().rev().nth(1).is_some_and(|parent| {
-                    matches!(parent.as_ref(), "snapshots" | "bodies" | "chain")
-                })
-        };
+    // catalogs/<store>/<kind>/<name>, perhaps below a prefix.
+    let is_of_catalog = |path: &Path| {
+        path.parts().rev().nth(3).is_some_and(|top| top.as_ref() == CATALOGS_DIRECTORY)
+    };
     objects.retain(|object| {
         nonce_in(object.location.as_ref()).is_some() && !is_of_catalog(&object.location)
     });
     objects.sort_by(|a, b| a.location.cmp(&b.location));
     Ok(objects)
+}
+
+/// Reads an object in one piece; `None` if there is none.
+pub(crate) async fn read_whole(
+    store: &dyn ObjectStore,
+    name: &str,
+) -> Result<Option<Bytes>, ObjectError> {
+    let path = name.into();
+    found(within(Request::Get, name, async { store.get(&path).await?.bytes().await }).await)
 }
 
 /// Returns the length of an object, if there is one at `location`, whatever its name.

@@ -92,7 +92,7 @@ impl World {
 
     /// Returns the catalog in the object store; `None` if there is none.
     pub async fn try_catalog(&self) -> Option<ChainState> {
-        let retry = (self.options.retry_initial, self.options.retry_max);
+        let retry = self.options.retry();
         let store = locate(&*self.objects, self.header().wal_id).await.unwrap();
         Chain::new(self.objects.clone(), store, retry).load().await.unwrap()
     }
