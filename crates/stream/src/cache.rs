@@ -161,7 +161,7 @@ mod tests {
     const COST_BYTES: u64 = cost_bytes(PAYLOAD_BYTES);
 
     fn stream(id: u64) -> Arc<StreamState> {
-        Arc::new(StreamState::new(StreamId(id), KIND_LOG, Tail::default()))
+        Arc::new(StreamState::new(StreamId(id), KIND_LOG, Bytes::new(), Tail::default()))
     }
 
     /// Appends a batch with one offset at the log's end.

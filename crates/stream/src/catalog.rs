@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use uuid::Uuid;
 
+use crate::object::IndexPlace;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 /// The greatest length of a stream's label.
@@ -106,11 +107,13 @@ pub struct ObjectInfo {
     pub name: String,
     /// Its length.
     pub size_bytes: u64,
-    /// Position of its index.
+    /// Its format version.
+    pub format: u8,
+    /// Position of its index; since format version 2 of the top of the index.
     pub index_position: u64,
-    /// Length of its index.
+    /// Length of its index; since format version 2 of the top.
     pub index_bytes: u64,
-    /// CRC32C of its index.
+    /// CRC32C of its index; since format version 2 of the top.
     pub index_crc32c: u32,
     /// When it was written, in milliseconds since the Unix epoch; for a compacted object the newest
     /// time of its sources. Used as the age of records without a timestamp, and for the order of
@@ -120,6 +123,18 @@ pub struct ObjectInfo {
     pub generation: u8,
     /// Bytes of payload that were written; 0 if unknown.
     pub payload_bytes: u64,
+}
+
+impl ObjectInfo {
+    /// Returns where its index is.
+    pub(crate) fn index(&self) -> IndexPlace {
+        IndexPlace {
+            format: self.format.into(),
+            position: self.index_position,
+            len_bytes: self.index_bytes,
+            crc32c: self.index_crc32c,
+        }
+    }
 }
 
 /// Number of runs of the store that a catalog keeps.

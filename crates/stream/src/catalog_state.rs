@@ -15,6 +15,10 @@ use crate::types::{ObjectId, StreamId};
 pub(crate) struct CatalogState {
     /// The id of the store.
     pub(crate) store: Uuid,
+    /// This run of the store.
+    pub(crate) incarnation: Uuid,
+    /// The opening of this run.
+    pub(crate) opening: u32,
     /// The name of the fence of this opening. It is never deleted.
     pub(crate) fence: String,
     /// Held over each change of the catalog and of the memory derived from it, so that both see the

@@ -7,19 +7,16 @@
 //! - `objects.rs`: its objects in the object store; loading
 //! - `snapshot.rs`, `state.rs`: the bytes of a snapshot; the state of the catalog
 //! - `entry.rs`, `body.rs`, `change.rs`: fences and deltas; their bodies; the changes in them
-//! - `frame.rs`, `wire.rs`: compression; numbers of variable length
 
 mod body;
 mod change;
 mod clean_up;
 mod entry;
-mod frame;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod objects;
 mod snapshot;
 mod state;
-mod wire;
 mod writer;
 
 pub use body::{Body, BodyHeader, Hints, ObjectKind, Recorded};

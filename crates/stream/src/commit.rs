@@ -242,11 +242,11 @@ impl Shared {
 
     fn apply(&self, change: Change) {
         match change {
-            Change::CreateStream { id, kind, .. } => {
+            Change::CreateStream { id, kind, label } => {
                 let ids = &self.catalog.ids;
                 ids.fresh_streams.lock().remove(&id);
                 ids.given_streams.fetch_max(id.0 + 1, Ordering::Relaxed);
-                let stream = StreamState::new(id, kind, Tail::default());
+                let stream = StreamState::new(id, kind, label, Tail::default());
                 self.streams.write().insert(id, Arc::new(stream));
             }
             Change::DeleteStream { id, .. } => {

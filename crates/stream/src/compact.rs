@@ -17,7 +17,7 @@ use crate::naming::object_id;
 use crate::object::Block;
 use crate::object_error::ObjectError;
 use crate::objects::{Scan, index};
-use crate::output::{Attempt, Output, give_up};
+use crate::output::{Attempt, Output, Source, give_up};
 use crate::publish::{Publication, Replacement};
 use crate::range::Range;
 use crate::request_class::RequestClass;
@@ -362,16 +362,9 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: C
     runs
 }
 
-/// What a new object inherits from its sources.
-#[derive(Clone, Copy)]
-struct Origin {
-    generation: u8,
-    created_at_ms: i64,
-}
-
 /// Creates an object of about this much payload.
-fn output<'a>(shared: &'a Shared, attempt: &'a Attempt, bytes: u64) -> Output<'a> {
-    Output::new(shared.objects.handle(RequestClass::Compaction), attempt, bytes)
+fn output<'a>(shared: &'a Shared, attempt: &'a Attempt, source: Source, bytes: u64) -> Output<'a> {
+    Output::new(shared.objects.handle(RequestClass::Compaction), attempt, source, bytes)
 }
 
 /// Objects to be committed.
@@ -389,15 +382,12 @@ impl Written {
         &mut self,
         shared: &Shared,
         mut output: Output<'_>,
-        origin: Origin,
         mut result: Result<(), Failure>,
         replacements: Vec<Replacement>,
     ) -> Result<(), Failure> {
         if result.is_ok() && !replacements.is_empty() {
             match output.finish().await {
                 Ok(object) => {
-                    let Origin { generation, created_at_ms } = origin;
-                    let object = ObjectInfo { generation, created_at_ms, ..object };
                     self.payload_bytes += object.payload_bytes;
                     self.objects.push(Arc::new(object));
                     self.replacements.extend(replacements);
@@ -476,7 +466,7 @@ async fn rewrite(
     let ranges = || runs.iter().flat_map(|run| &run.ranges);
     // The age of records without a timestamp, and the order of the data.
     let created_at_ms = ranges().map(|range| range.object.created_at_ms).max().unwrap_or(0);
-    let origin = Origin { generation, created_at_ms };
+    let source = Source::Objects { generation, created_at_ms };
     let mut bytes = Vec::new();
     for run in &runs {
         if let Destination::Together(number) = run.destination {
@@ -490,7 +480,7 @@ async fn rewrite(
     let mut outputs: Vec<_> = together
         .iter()
         .zip(bytes)
-        .map(|(attempt, bytes)| (output(shared, attempt, bytes), Vec::new()))
+        .map(|(attempt, bytes)| (output(shared, attempt, source, bytes), Vec::new()))
         .collect();
     let mut result = Ok(());
     for mut run in runs {
@@ -503,7 +493,7 @@ async fn rewrite(
                 let mut result = Ok(());
                 while result.is_ok() && !run.ranges.is_empty() {
                     let piece = run.split_off(most_bytes);
-                    result = piece.write_alone(shared, &mut sources, origin, written).await;
+                    result = piece.write_alone(shared, &mut sources, source, written).await;
                     if result.is_ok() && written.payload_bytes >= most_bytes {
                         result = written.commit(shared).await;
                     }
@@ -516,7 +506,7 @@ async fn rewrite(
         }
     }
     for (output, replacements) in outputs {
-        result = written.end_output(shared, output, origin, result, replacements).await;
+        result = written.end_output(shared, output, result, replacements).await;
     }
     result
 }
@@ -539,16 +529,14 @@ impl Run {
         self,
         shared: &Shared,
         sources: &mut Sources<'_>,
-        origin: Origin,
+        source: Source,
         written: &mut Written,
     ) -> Result<(), Failure> {
         let attempt = Attempt::new(shared, shared.catalog.new_object_id());
-        let mut output = output(shared, &attempt, self.payload_bytes());
+        let mut output = output(shared, &attempt, source, self.payload_bytes());
         let mut replacements = Vec::new();
         let result = self.write_into(&mut output, sources, &mut replacements).await;
-        written
-            .end_output(shared, output, origin, result.map_err(Failure::from), replacements)
-            .await
+        written.end_output(shared, output, result.map_err(Failure::from), replacements).await
     }
 
     /// Writes the run as one range to `output`; nothing if the stream was trimmed past it.
@@ -565,7 +553,7 @@ impl Run {
                 // The batches are slices of one block, which a part that waits to be written may
                 // keep alive. That is no waste: the whole block goes there.
                 for batch in batches.iter().filter(|batch| batch.end() > start) {
-                    if let Some(block) = output.push(self.stream.id, batch, None, &mut new) {
+                    if let Some(block) = output.push(&self.stream, batch, None, &mut new) {
                         output.write(block).await?;
                     }
                 }

@@ -34,8 +34,9 @@
 //!   its part in an object
 //! - `options.rs`, `background.rs`, `error.rs`: options; low-priority threads; errors
 //! - `catalog.rs`: what the catalog records
-//! - `object_error.rs`, `record.rs`, `object.rs`: errors of the object store; the bytes of WAL
-//!   records and of objects
+//! - `object_error.rs`, `record.rs`, `object.rs`, `object/`: errors of the object store; the bytes
+//!   of WAL records and of objects
+//! - `frame.rs`, `wire.rs`, `damage.rs`: compression; numbers of variable length; damage
 //! - `faults.rs`, `bandwidth.rs`, `request_class.rs`, `budget.rs`, `naming.rs`, `retry.rs`,
 //!   `clock.rs`, `panics.rs`, `fields.rs`, `types.rs`: reported faults; precedence on the way to
 //!   the object store; classes of requests; the byte limit of a fetch; names of objects; delays;
@@ -53,11 +54,13 @@ mod clock;
 mod commit;
 mod compact;
 mod compaction_signal;
+mod damage;
 mod ends;
 mod error;
 mod faults;
 mod fields;
 mod fold;
+mod frame;
 mod health;
 mod losses;
 mod migrate;
@@ -94,6 +97,7 @@ mod tail;
 mod types;
 mod upload;
 mod wake;
+mod wire;
 mod writer;
 
 pub use alluvium_wal::LogOffset;
@@ -108,8 +112,9 @@ pub use naming::PROBES_DIRECTORY;
 pub use numbers::UploadFailing;
 pub use object_error::{ErrorKind, ObjectError};
 pub use objects::{
-    DiskCacheStats, MARK, Mismatch, Orphan, RESERVE, ReadStats, Requests, StoredObject, Survey,
-    is_marked, list_objects, local_objects, object_size, probe_objects, survey,
+    Directory, DiskCacheStats, MARK, Mismatch, Orphan, RESERVE, ReadStats, Requests, StoredObject,
+    Survey, is_marked, list_objects, local_objects, object_size, probe_objects, read_directory,
+    survey,
 };
 pub use open::locate;
 pub use options::{DiskCacheOptions, Options};

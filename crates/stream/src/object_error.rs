@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use object_store::Error;
 
-use crate::object::Damage;
+use crate::damage::Damage;
 
 /// The longest text of a response that is passed on, in characters.
 const TEXT_LIMIT: usize = 300;

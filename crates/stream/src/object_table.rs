@@ -188,6 +188,7 @@ mod tests {
             id: ObjectId(id),
             name: String::new(),
             size_bytes: 1,
+            format: 2,
             index_position: 0,
             index_bytes: 0,
             index_crc32c: 0,

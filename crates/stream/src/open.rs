@@ -11,10 +11,10 @@ use uuid::Uuid;
 
 use crate::chain::{Chain, ChainChange, ChainState, ChainWriter, Fence, FenceError, Hints};
 use crate::clock::unix_ms;
+use crate::damage::Damage;
 use crate::ends::LargestCount;
 use crate::error::StoreError;
 use crate::naming::WALS_DIRECTORY;
-use crate::object::Damage;
 use crate::object_error::ObjectError;
 use crate::objects::read_whole;
 use crate::options::Options;

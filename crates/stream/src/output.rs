@@ -1,6 +1,7 @@
 //! An object that is being written: its bytes, its destination, and what the catalog records about
 //! it.
 
+use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use object_store::PutPayload;
 use uuid::Uuid;
@@ -8,11 +9,12 @@ use uuid::Uuid;
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::clock::unix_ms;
 use crate::naming::object_name;
-use crate::object::Encoder;
+use crate::object::{Encoder, Origin, Summary};
 use crate::object_error::ObjectError;
 use crate::objects::{StoreHandle, Writer};
 use crate::shared::Shared;
-use crate::types::{Batch, ObjectId, StreamId};
+use crate::tail::StreamState;
+use crate::types::{Batch, ObjectId};
 
 /// An attempt to write an object. Each has its own name, since it is unknown what an earlier
 /// attempt left behind.
@@ -20,6 +22,25 @@ pub(crate) struct Attempt {
     pub(crate) id: ObjectId,
     pub(crate) nonce: Uuid,
     pub(crate) name: String,
+    pub(crate) by: Author,
+}
+
+/// The run of the store that writes an object.
+#[derive(Clone, Copy)]
+pub(crate) struct Author {
+    pub(crate) store: Uuid,
+    pub(crate) incarnation: Uuid,
+    pub(crate) opening: u32,
+    pub(crate) term: u32,
+}
+
+/// Where the batches of an object come from.
+#[derive(Clone, Copy)]
+pub(crate) enum Source {
+    /// An upload of everything below this log offset.
+    Upload { cut: LogOffset },
+    /// Other objects. Generation and time of creation are those of the new one.
+    Objects { generation: u8, created_at_ms: i64 },
 }
 
 impl Attempt {
@@ -29,7 +50,14 @@ impl Attempt {
         let nonce = Uuid::new_v4();
         let name = object_name(shared.catalog.store, id, nonce);
         shared.object_table.lock().uploading.insert(name.clone());
-        Self { id, nonce, name }
+        let catalog = &shared.catalog;
+        let by = Author {
+            store: catalog.store,
+            incarnation: catalog.incarnation,
+            opening: catalog.opening,
+            term: catalog.term,
+        };
+        Self { id, nonce, name, by }
     }
 }
 
@@ -50,15 +78,22 @@ pub(crate) struct Output<'a> {
     /// The encoder, until the end.
     encoder: Option<Encoder>,
     writer: Writer<'a>,
+    source: Source,
     payload_bytes: u64,
 }
 
 impl<'a> Output<'a> {
     /// Creates an output for about this much payload.
-    pub(crate) fn new(handle: StoreHandle<'a>, attempt: &'a Attempt, payload_bytes: u64) -> Self {
+    pub(crate) fn new(
+        handle: StoreHandle<'a>,
+        attempt: &'a Attempt,
+        source: Source,
+        payload_bytes: u64,
+    ) -> Self {
         let (encoder, header) = Encoder::new(attempt.nonce);
         let writer = Writer::new(handle, &attempt.name, payload_bytes);
-        Self { attempt, header: Some(header), encoder: Some(encoder), writer, payload_bytes: 0 }
+        let (header, encoder) = (Some(header), Some(encoder));
+        Self { attempt, header, encoder, writer, source, payload_bytes: 0 }
     }
 
     /// Adds a batch, with its payload's checksum if known, and extends `range` by it. Streams must
@@ -66,7 +101,7 @@ impl<'a> Output<'a> {
     /// [written](Self::write) before the next batch is added.
     pub(crate) fn push(
         &mut self,
-        stream: StreamId,
+        stream: &StreamState,
         batch: &Batch,
         payload_crc32c: Option<u32>,
         range: &mut Option<ObjectRange>,
@@ -82,7 +117,9 @@ impl<'a> Output<'a> {
         range.payload_bytes += batch.payload.len() as u64;
         range.max_timestamp_ms = range.max_timestamp_ms.max(batch.max_timestamp_ms);
         self.payload_bytes += batch.payload.len() as u64;
-        self.encoder.as_mut().expect("it is not finished").push(stream, batch, payload_crc32c)
+        let encoder = self.encoder.as_mut().expect("it is not finished");
+        encoder.begin(stream.id, stream.kind, &stream.label);
+        encoder.push(batch, payload_crc32c)
     }
 
     /// Writes a block returned by [`Self::push`].
@@ -93,11 +130,27 @@ impl<'a> Output<'a> {
         self.writer.write(block).await
     }
 
-    /// Completes the object; it is durable when this succeeds. Its generation is 0 and its time of
-    /// creation is now.
+    /// Completes the object; it is durable when this succeeds. The time of creation of an upload is
+    /// now.
     pub(crate) async fn finish(&mut self) -> Result<ObjectInfo, ObjectError> {
         let encoder = self.encoder.take().expect("it is finished once");
-        let (last, tail, summary) = encoder.finish();
+        let (generation, created_at_ms, cut) = match self.source {
+            Source::Upload { cut } => (0, unix_ms(), cut),
+            Source::Objects { generation, created_at_ms } => {
+                (generation, created_at_ms, LogOffset(0))
+            }
+        };
+        let Author { store, incarnation, opening, term } = self.attempt.by;
+        let origin = Origin {
+            store,
+            incarnation,
+            opening,
+            term,
+            generation: generation.into(),
+            created_at_ms,
+            cut,
+        };
+        let (last, tail, Summary { size_bytes, index }) = encoder.finish(&origin);
         if let Some(last) = last {
             self.write(last).await?;
         }
@@ -106,12 +159,13 @@ impl<'a> Output<'a> {
         Ok(ObjectInfo {
             id: self.attempt.id,
             name: self.attempt.name.clone(),
-            size_bytes: summary.size_bytes,
-            index_position: summary.index_position,
-            index_bytes: summary.index_bytes,
-            index_crc32c: summary.index_crc32c,
-            created_at_ms: unix_ms(),
-            generation: 0,
+            size_bytes,
+            format: u8::try_from(index.format).expect("a small number"),
+            index_position: index.position,
+            index_bytes: index.len_bytes,
+            index_crc32c: index.crc32c,
+            created_at_ms,
+            generation,
             payload_bytes: self.payload_bytes,
         })
     }

@@ -161,7 +161,7 @@ async fn read_ahead(
             tail.source(end, &mut Budget::new(0), LogOffset(0))
         };
         let Source::Object(range) = source else { break };
-        let Ok(blocks) = objects.blocks(&range.object, state.id).await else { break };
+        let Ok(blocks) = objects.blocks(&range.object, state.id, end).await else { break };
         let blocks = blocks.after(end);
         let wanted = blocks.iter().take_while(|block| {
             let is_wanted = left_bytes > 0;

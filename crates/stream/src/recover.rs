@@ -154,9 +154,11 @@ pub(crate) async fn recover(
             missing.end
         );
     }
-    let streams = replay.streams.into_iter();
-    let streams =
-        streams.map(|(id, (kind, tail))| (id, Arc::new(StreamState::new(id, kind, tail))));
+    let mut labels = replay.labels;
+    let streams = replay.streams.into_iter().map(|(id, (kind, tail))| {
+        let label = labels.remove(&id).unwrap_or_default();
+        (id, Arc::new(StreamState::new(id, kind, label, tail)))
+    });
     let streams: HashMap<_, _> = streams.collect();
     if lost_lists > 0 {
         tracing::error!(
@@ -299,6 +301,8 @@ struct Replay {
     /// batches up to there.
     declared: HashMap<StreamId, StreamOffset>,
     streams: HashMap<StreamId, (u8, Tail)>,
+    /// The labels of streams, perhaps also of deleted ones.
+    labels: HashMap<StreamId, Bytes>,
     meta: BTreeMap<String, Vec<u8>>,
     objects: ObjectTable,
     cache: LogCache,
@@ -325,8 +329,9 @@ impl Replay {
             .collect();
         let mut used: HashMap<ObjectId, Used> = HashMap::new();
         let mut streams = HashMap::with_capacity(rows.len());
+        let mut labels = HashMap::with_capacity(rows.len());
         for (id, row) in rows {
-            let ChainStream { kind, epoch, start, uploaded_end, checkpoint, ranges, .. } = row;
+            let ChainStream { kind, label, epoch, start, uploaded_end, checkpoint, ranges } = row;
             let mut restored = VecDeque::with_capacity(ranges.len());
             for range in ranges {
                 let Some(object) = infos.get(&range.object) else {
@@ -342,6 +347,7 @@ impl Replay {
             let mut tail = Tail::restored(start, uploaded_end, checkpoint, restored);
             tail.epoch = epoch;
             streams.insert(id, (kind, tail));
+            labels.insert(id, label);
         }
         let mut objects = ObjectTable::default();
         for (id, info) in infos {
@@ -363,6 +369,7 @@ impl Replay {
             // In the order of offsets, so the last one of a stream stays.
             declared: gaps.into_iter().map(|((stream, _), end)| (stream, end)).collect(),
             streams,
+            labels,
             meta: meta.into_iter().map(|(key, value)| (key, value.to_vec())).collect(),
             objects,
             cache,
@@ -597,8 +604,9 @@ impl Replay {
     /// Applies a change. One of a stream that does not exist has no effect: its creation is lost.
     fn apply(&mut self, change: &ChainChange) {
         let gone = match change {
-            ChainChange::CreateStream { id, kind, .. } => {
+            ChainChange::CreateStream { id, kind, label } => {
                 self.streams.entry(*id).or_insert((*kind, Tail::default()));
+                self.labels.entry(*id).or_insert_with(|| label.clone());
                 self.next_stream_id = self.next_stream_id.max(id.0 + 1);
                 return;
             }

@@ -90,7 +90,7 @@ impl Stream {
     ) -> Result<Option<Batch>, ObjectError> {
         let from = from.max(self.start_offset());
         let objects = &self.shared.objects;
-        let blocks = objects.blocks(&range.object, self.state.id).await?;
+        let blocks = objects.blocks(&range.object, self.state.id, from).await?;
         let blocks = blocks.after(from).iter();
         for block in blocks.filter(|block| block.max_timestamp_ms >= timestamp_ms) {
             let block = objects.block(&range.object, block).await?;
@@ -178,7 +178,7 @@ impl Stream {
     ) -> Result<Option<Batch>, ObjectError> {
         let start = self.start_offset();
         let objects = &self.shared.objects;
-        let blocks = objects.blocks(&range.object, self.state.id).await?;
+        let blocks = objects.blocks(&range.object, self.state.id, start).await?;
         let mut blocks: Vec<_> = blocks.after(start).iter().collect();
         blocks.sort_by_key(|block| Reverse(block.max_timestamp_ms));
         for block in blocks {
@@ -248,13 +248,14 @@ mod tests {
     use std::sync::Arc;
 
     use alluvium_device::sim::Stepper;
+    use alluvium_wal::LogOffset;
     use bytes::Bytes;
     use futures::FutureExt;
     use object_store::ObjectStoreExt;
     use uuid::Uuid;
 
     use super::*;
-    use crate::output::{Attempt, Output};
+    use crate::output::{Attempt, Author, Output, Source};
     use crate::request_class::RequestClass;
     use crate::store::tests::small_store;
     use crate::types::{KIND_LOG, StreamId};
@@ -275,12 +276,14 @@ mod tests {
     /// Writes some batches as one object; returns its range.
     async fn object(stream: &Stream, id: u64, bases: std::ops::Range<u64>) -> Range {
         let (nonce, name) = (Uuid::from_u128(id.into()), format!("object-{id}"));
-        let attempt = Attempt { id: ObjectId(1000 + id), nonce, name };
+        let by = Author { store: nonce, incarnation: nonce, opening: 0, term: 0 };
+        let attempt = Attempt { id: ObjectId(1000 + id), nonce, name, by };
         let handle = stream.shared.objects.handle(RequestClass::Upload);
-        let mut output = Output::new(handle, &attempt, 0);
+        let source = Source::Upload { cut: LogOffset(0) };
+        let mut output = Output::new(handle, &attempt, source, 0);
         let mut range = None;
         for base in bases {
-            assert!(output.push(stream.id(), &batch(base), None, &mut range).is_none());
+            assert!(output.push(&stream.state, &batch(base), None, &mut range).is_none());
         }
         let object = output.finish().await.unwrap();
         Range::of(Arc::new(object), &range.unwrap())

@@ -18,7 +18,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use tokio::time::Instant;
 
-use crate::object::Damage;
+use crate::damage::Damage;
 use crate::object_error::{ObjectError, found};
 use crate::objects::{Request, delete_object, list_all, object_size, within};
 use crate::retry::Backoff;

@@ -93,6 +93,8 @@ impl Store {
         let state = recovered.writer.state();
         let catalog = CatalogState {
             store: state.header.store,
+            incarnation: state.header.incarnation,
+            opening: state.header.opening,
             fence: recovered.fence,
             committing: tokio::sync::Mutex::new(Unpublished {
                 version: state.header.version,

@@ -110,6 +110,8 @@ pub(crate) enum Source {
 pub(crate) struct StreamState {
     pub(crate) id: StreamId,
     pub(crate) kind: u8,
+    /// See [`crate::Change::CreateStream`]; in the directory of each object with the stream.
+    pub(crate) label: Bytes,
     /// Locked from the append to the WAL to the push of the batch. So code that reads the end of
     /// the log and then locks the tail finds every batch below that end in it. Never held over I/O.
     pub(crate) tail: Mutex<Tail>,
@@ -522,8 +524,8 @@ impl Tail {
 }
 
 impl StreamState {
-    pub(crate) fn new(id: StreamId, kind: u8, tail: Tail) -> Self {
-        Self { id, kind, tail: Mutex::new(tail) }
+    pub(crate) fn new(id: StreamId, kind: u8, label: Bytes, tail: Tail) -> Self {
+        Self { id, kind, label, tail: Mutex::new(tail) }
     }
 
     /// Returns the watchers, to be notified when no lock is held any more: wakers are foreign code.
@@ -548,6 +550,7 @@ mod tests {
             id: ObjectId(1),
             name: "o".into(),
             size_bytes: 0,
+            format: 2,
             index_position: 0,
             index_bytes: 0,
             index_crc32c: 0,

@@ -28,7 +28,7 @@ use crate::error::StoreError;
 use crate::fold::Fold;
 use crate::object::BLOCK_TARGET_BYTES;
 use crate::object_error::ObjectError;
-use crate::output::{Attempt, Output};
+use crate::output::{Attempt, Output, Source};
 use crate::pace::Pace;
 use crate::publish::{Publication, UploadPart};
 use crate::request_class::RequestClass;
@@ -135,9 +135,9 @@ async fn cycle(shared: &Arc<Shared>, gathered: Duration) -> Result<(), StoreErro
     let sizes = folded.iter().map(|folded| folded.checkpoint.as_ref().map_or(0, Bytes::len));
     let deltas = deltas(sizes, MAX_CHECKPOINT_BYTES);
     for (number, of_delta) in deltas.iter().enumerate() {
-        let cut = (number + 1 == deltas.len()).then_some(cut);
+        let is_last = number + 1 == deltas.len();
         let (parts, folded) = (&parts[of_delta.clone()], &folded[of_delta.clone()]);
-        publish(shared, cut, parts, folded, &mut pace).await?;
+        publish(shared, cut, is_last, parts, folded, &mut pace).await?;
     }
     drop(pace);
     shared.wal.trim_and_mark(..cut, shared.catalog.version()).await?;
@@ -163,16 +163,18 @@ fn deltas(checkpoint_bytes: impl Iterator<Item = usize>, max_bytes: usize) -> Ve
     deltas
 }
 
-/// Writes the objects of parts that go into one delta, and publishes it.
+/// Writes the objects of parts that go into one delta, and publishes it. The last delta of an
+/// upload has its cut.
 async fn publish(
     shared: &Arc<Shared>,
-    cut: Option<LogOffset>,
+    cut: LogOffset,
+    is_last: bool,
     parts: &[Part],
     folded: &[Folded],
     pace: &mut Pace<'_>,
 ) -> Result<(), StoreError> {
     loop {
-        let (objects, ranges) = write_all(shared, parts, folded, pace).await?;
+        let (objects, ranges) = write_all(shared, cut, parts, folded, pace).await?;
         let ready = parts.iter().zip(folded).zip(ranges);
         let ready = ready.map(|((part, folded), range)| UploadPart {
             stream: part.stream.clone(),
@@ -180,6 +182,7 @@ async fn publish(
             checkpoint: folded.checkpoint.clone(),
             range,
         });
+        let cut = is_last.then_some(cut);
         let upload = Publication::Upload { cut, objects: objects.clone(), parts: ready.collect() };
         match shared.publish(upload).await {
             Err(StoreError::ObjectsMissing) => {}
@@ -198,6 +201,7 @@ type AllWritten = (Vec<Arc<ObjectInfo>>, Vec<Option<ObjectRange>>);
 /// Writes all objects of an upload and returns the range of each part.
 async fn write_all(
     shared: &Shared,
+    cut: LogOffset,
     parts: &[Part],
     folded: &[Folded],
     pace: &mut Pace<'_>,
@@ -207,7 +211,7 @@ async fn write_all(
     for together in objects_of(parts, folded) {
         let members: Vec<&Part> = together.iter().map(|at| &parts[*at]).collect();
         let bytes = together.iter().map(|at| folded[*at].written_bytes).sum();
-        let (object, written) = write_until_done(shared, &members, bytes, pace).await?;
+        let (object, written) = write_until_done(shared, cut, &members, bytes, pace).await?;
         objects.push(Arc::new(object));
         for (at, range) in together.into_iter().zip(written) {
             ranges[at] = range;
@@ -306,6 +310,7 @@ type Written = (ObjectInfo, Vec<Option<ObjectRange>>);
 /// Writes an object, with retries; paced until the first error.
 async fn write_until_done(
     shared: &Shared,
+    cut: LogOffset,
     parts: &[&Part],
     payload_bytes: u64,
     pace: &mut Pace<'_>,
@@ -314,8 +319,9 @@ async fn write_until_done(
     let mut backoff = Backoff::new(shared.options.retry());
     loop {
         let attempt = Attempt::new(shared, id);
-        let mut output =
-            Output::new(shared.objects.handle(RequestClass::Upload), &attempt, payload_bytes);
+        let (handle, source) =
+            (shared.objects.handle(RequestClass::Upload), Source::Upload { cut });
+        let mut output = Output::new(handle, &attempt, source, payload_bytes);
         let error = match write(shared, &mut output, pace, parts).await {
             Ok(written) => return Ok(written),
             Err(error) => error,
@@ -342,7 +348,7 @@ async fn write(
             let Some((last, _)) = batches.last() else { break };
             from = last.end();
             for (batch, crc32c) in batches.iter().filter(|(batch, _)| batch.end() > part.start) {
-                let block = output.push(part.stream.id, batch, Some(*crc32c), &mut range);
+                let block = output.push(&part.stream, batch, Some(*crc32c), &mut range);
                 if let Some(block) = block {
                     pace.wait(block.content_length() as u64, || shared.is_upload_urgent()).await;
                     output.write(block).await?;

@@ -1,9 +1,12 @@
 //! `alluvium object inspect`.
 
-use alluvium_stream::object::{Block, ENTRY_BYTES, VERSION};
-use alluvium_stream::{StoredObject, StreamId};
+use alluvium_broker::Label;
+use alluvium_stream::StoredObject;
+use alluvium_stream::object::{Block, DirectoryRow, Origin};
+use bytes::Bytes;
 use clap::Args;
 use serde::Serialize;
+use uuid::Uuid;
 
 use super::find::find;
 use super::{failure, timestamp};
@@ -32,8 +35,23 @@ struct Inspected {
     index_position: u64,
     index_bytes: u64,
     index_crc32c: u32,
+    /// Absent in format version 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    written_by: Option<WrittenBy>,
     blocks: Vec<BlockView>,
     streams: Vec<Total>,
+}
+
+/// Who wrote an object, by its directory.
+#[derive(Serialize)]
+struct WrittenBy {
+    store: Uuid,
+    incarnation: Uuid,
+    opening: u32,
+    term: u32,
+    generation: u32,
+    created_at_ms: i64,
+    cut: u64,
 }
 
 #[derive(Serialize)]
@@ -52,6 +70,13 @@ struct BlockView {
 #[derive(Serialize)]
 struct Total {
     stream: u64,
+    kind: u8,
+    /// What the stream is, if its label says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    /// The ID of the topic.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topic_id: Option<Uuid>,
     start_offset: u64,
     end_offset: u64,
     blocks: u64,
@@ -82,17 +107,21 @@ pub(super) async fn run(args: &InspectArgs) -> Result<(), Failure> {
 
 impl Inspected {
     fn of(shown: &str, object: &StoredObject) -> Self {
-        let of_one_stream = object.blocks.chunk_by(|a, b| a.stream == b.stream);
+        let directory = &object.directory;
+        let mut blocks = object.blocks.chunk_by(|a, b| a.stream == b.stream);
+        // There is one row for each stream in the index.
+        let streams = directory.rows.iter().map(|row| Total::of(row, blocks.next()));
         Self {
             object: shown.into(),
-            size_bytes: object.size_bytes,
-            format_version: VERSION,
-            nonce: object.nonce.simple().to_string(),
-            index_position: object.index_position,
-            index_bytes: object.index_bytes,
-            index_crc32c: object.index_crc32c,
+            size_bytes: directory.size_bytes,
+            format_version: directory.format,
+            nonce: directory.nonce.simple().to_string(),
+            index_position: directory.index_position,
+            index_bytes: directory.index_bytes,
+            index_crc32c: directory.index_crc32c,
+            written_by: directory.origin.as_ref().map(WrittenBy::of),
+            streams: streams.collect(),
             blocks: object.blocks.iter().map(BlockView::of).collect(),
-            streams: of_one_stream.filter_map(Total::of).collect(),
         }
     }
 
@@ -102,6 +131,17 @@ impl Inspected {
         entry("size", format!("{} B ({})", self.size_bytes, about(self.size_bytes)))?;
         entry("version", self.format_version.to_string())?;
         entry("nonce", self.nonce.clone())?;
+        if let Some(by) = &self.written_by {
+            entry("store", by.store.to_string())?;
+            let WrittenBy { incarnation, opening, term, .. } = by;
+            entry("writer", format!("incarnation {incarnation}, opening {opening}, term {term}"))?;
+            entry("created at", timestamp(by.created_at_ms))?;
+            let from = match by.generation {
+                0 => format!("an upload of the log below offset {}", by.cut),
+                generation => format!("a compaction, generation {generation}"),
+            };
+            entry("written by", from)?;
+        }
         let index = (self.index_position, self.index_bytes, self.index_crc32c);
         entry("index", format!("{} B at {}, CRC32C {:08x}", index.1, index.0, index.2))?;
         let entries: u64 = self.streams.iter().map(|total| total.entries).sum();
@@ -147,6 +187,7 @@ impl Inspected {
     fn stream_table(&self) -> Table {
         let mut table = Table::of_numbers(&[
             "STREAM",
+            "PARTITION OR STATE",
             "OFFSETS",
             "BLOCKS",
             "LENGTH",
@@ -157,6 +198,7 @@ impl Inspected {
         for total in &self.streams {
             table.row(vec![
                 total.stream.to_string(),
+                total.name.clone().unwrap_or_else(|| "-".into()),
                 format!("{}..{}", total.start_offset, total.end_offset),
                 total.blocks.to_string(),
                 total.length_bytes.to_string(),
@@ -184,23 +226,39 @@ impl BlockView {
     }
 }
 
-impl Total {
-    /// Sums up the blocks of one stream.
-    fn of(blocks: &[Block]) -> Option<Self> {
-        let (first, last) = (blocks.first()?, blocks.last()?);
-        let StreamId(stream) = first.stream;
-        let entries = blocks.iter().map(|block| u64::from(block.entries)).sum();
-        let length_bytes: u64 = blocks.iter().map(|block| u64::from(block.len_bytes)).sum();
-        Some(Self {
-            stream,
-            start_offset: first.start.0,
-            end_offset: last.end.0,
-            blocks: blocks.len() as u64,
-            entries,
-            length_bytes,
-            // The index is not trusted: it may state more entries than fit.
-            payload_bytes: length_bytes.saturating_sub(entries * ENTRY_BYTES as u64),
-            max_timestamp_ms: blocks.iter().map(|block| block.max_timestamp_ms).max()?,
-        })
+impl WrittenBy {
+    fn of(origin: &Origin) -> Self {
+        let Origin { store, incarnation, opening, term, generation, created_at_ms, cut } = *origin;
+        Self { store, incarnation, opening, term, generation, created_at_ms, cut: cut.0 }
     }
+}
+
+impl Total {
+    /// Joins the row of a stream and its blocks.
+    fn of(row: &DirectoryRow, blocks: Option<&[Block]>) -> Self {
+        let label = row.label.as_ref().and_then(described);
+        let (name, topic_id) = label.map_or((None, None), |(name, id)| (Some(name), id));
+        let blocks = blocks.unwrap_or_default();
+        Self {
+            stream: row.stream.0,
+            kind: row.kind,
+            name,
+            topic_id,
+            start_offset: row.start.0,
+            end_offset: row.end.0,
+            blocks: row.blocks,
+            entries: blocks.iter().map(|block| u64::from(block.entries)).sum(),
+            length_bytes: blocks.iter().map(|block| u64::from(block.len_bytes)).sum(),
+            payload_bytes: row.payload_bytes,
+            max_timestamp_ms: row.max_timestamp_ms,
+        }
+    }
+}
+
+/// Returns what a label describes: topic-partition and the ID of the topic, or the key of a state.
+fn described(label: &Bytes) -> Option<(String, Option<Uuid>)> {
+    Some(match Label::decode(label)? {
+        Label::Partition { topic, id, partition } => (format!("{topic}-{partition}"), Some(id)),
+        Label::State { state } => (state.into_owned(), None),
+    })
 }

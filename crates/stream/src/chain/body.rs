@@ -7,9 +7,9 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::change::{ChainChange, Place};
-use super::wire::{Reader, Writer};
 use crate::sequence::DecodeError;
 use crate::types::{StreamId, StreamOffset};
+use crate::wire::{Reader, Writer};
 
 const CLEAN: u32 = 1;
 /// The kind in the header of a snapshot.

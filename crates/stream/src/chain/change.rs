@@ -1,16 +1,18 @@
 //! Changes of the catalog. `docs/format/chain.md`, section 4.
 
+use std::ops::RangeInclusive;
+
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::wire::{Reader, Writer};
 use crate::catalog::{Change, MAX_LABEL_BYTES, ObjectInfo, ObjectRange, Replaced, Uploaded};
 use crate::naming::{object_name, object_nonce};
 use crate::sequence::DecodeError;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
+use crate::wire::{Reader, Writer};
 
-/// The format version of the objects that are written. `docs/format/object.md`.
-const OBJECT_FORMAT: u8 = 1;
+/// The format versions of objects that this version reads. `docs/format/object.md`.
+const OBJECT_FORMATS: RangeInclusive<u8> = 1..=2;
 
 const CREATE_STREAM: u8 = 1;
 const DELETE_STREAM: u8 = 2;
@@ -112,11 +114,11 @@ pub struct ChainObject {
     pub nonce: Uuid,
     /// Its length.
     pub size_bytes: u64,
-    /// Position of its index.
+    /// Position of its index; since format version 2 of the top of the index.
     pub index_position: u64,
-    /// Length of its index.
+    /// Length of its index; since format version 2 of the top.
     pub index_bytes: u64,
-    /// CRC32C of its index.
+    /// CRC32C of its index; since format version 2 of the top.
     pub index_crc32c: u32,
     /// See [`crate::catalog::ObjectInfo::created_at_ms`].
     pub created_at_ms: i64,
@@ -124,7 +126,7 @@ pub struct ChainObject {
     pub generation: u8,
     /// Bytes of payload that were written.
     pub payload_bytes: u64,
-    /// Its format version. `docs/format/object.md`.
+    /// Its format version, 1 or 2. `docs/format/object.md`.
     pub format: u8,
 }
 
@@ -333,7 +335,7 @@ impl ChainObject {
             created_at_ms: object.created_at_ms,
             generation: object.generation,
             payload_bytes: object.payload_bytes,
-            format: OBJECT_FORMAT,
+            format: object.format,
         }
     }
 
@@ -348,6 +350,7 @@ impl ChainObject {
             id: self.id,
             name: self.name(store),
             size_bytes: self.size_bytes,
+            format: self.format,
             index_position: self.index_position,
             index_bytes: self.index_bytes,
             index_crc32c: self.index_crc32c,
@@ -381,8 +384,15 @@ impl ChainObject {
             created_at_ms: reader.signed()?,
             generation: reader.u8()?,
             payload_bytes: reader.varint()?,
-            format: reader.u8()?,
+            format: decode_format(reader)?,
         })
+    }
+}
+
+fn decode_format(reader: &mut Reader<'_>) -> Result<u8, DecodeError> {
+    match reader.u8()? {
+        known if OBJECT_FORMATS.contains(&known) => Ok(known),
+        later => reader.unknown(format!("format version {later} of an object")),
     }
 }
 

@@ -4,10 +4,10 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use super::body::{Body, ObjectKind, SNAPSHOT_KIND};
-use super::frame;
-use super::wire::{Reader, Writer};
-use crate::object::Damage;
+use crate::damage::Damage;
+use crate::frame;
 use crate::sequence::{DecodeError, Sealed, link as link_of};
+use crate::wire::{Reader, Writer};
 
 const COMPRESSED: u16 = 1;
 const ELSEWHERE: u16 = 2;

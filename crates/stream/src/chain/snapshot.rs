@@ -10,14 +10,14 @@ use uuid::Uuid;
 
 use super::body::{BodyHeader, ObjectKind, SNAPSHOT_KIND, decode_hints, encode_hints};
 use super::change::{ChainObject, decode_range_fields, encode_range_fields};
-use super::frame;
 use super::state::{ChainState, ChainStream, Gaps, Head};
-use super::wire::{Reader, Writer};
 use crate::catalog::Incarnation;
+use crate::damage::Damage;
 use crate::fields::{u32_at, u64_at};
-use crate::object::Damage;
+use crate::frame;
 use crate::sequence::{DecodeError, Sealed, link as link_of};
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
+use crate::wire::{Reader, Writer};
 
 /// The number of sections, whose kinds are 1 to this.
 pub(super) const SECTIONS: usize = 7;

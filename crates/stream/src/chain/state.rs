@@ -8,7 +8,7 @@ use super::body::{BodyHeader, Hints, ObjectKind};
 use super::change::{ChainChange, ChainObject};
 use super::entry::Entry;
 use crate::catalog::{INCARNATIONS_KEPT, Incarnation, ObjectRange, Replaced, Uploaded};
-use crate::object::Damage;
+use crate::damage::Damage;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
 
 /// The object of the chain that a state is the result of.

@@ -3,17 +3,17 @@
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
-use super::{Destination, Failure, Origin, RANGES_AT_A_TIME, Run, Sources, Written, output};
+use super::{Destination, Failure, RANGES_AT_A_TIME, Run, Sources, Written, output};
 use crate::catalog::ObjectRange;
 use crate::error::StoreError;
-use crate::output::{Attempt, Output};
+use crate::output::{Attempt, Output, Source};
 use crate::publish::Replacement;
 use crate::range::Range;
 use crate::shared::Shared;
 use crate::store::Store;
 use crate::stream::Stream;
 use crate::tail::StreamState;
-use crate::types::{Batch, StreamId, StreamOffset};
+use crate::types::{Batch, StreamOffset};
 
 /// Payload of a step if the size of objects is not bounded.
 const STEP_BYTES: u64 = 256 << 20;
@@ -213,15 +213,15 @@ async fn step<R: Rewrite>(
     rewriter: R,
 ) -> Result<(R, u64), Failure> {
     let objects = || run.ranges.iter().map(|range| &range.object);
-    let origin = Origin {
+    let source = Source::Objects {
         generation: objects().map(|object| object.generation).max().unwrap_or(0).saturating_add(1),
         created_at_ms: objects().map(|object| object.created_at_ms).max().unwrap_or(0),
     };
     let mut sources = Sources::of(shared, &run).await?;
     let attempt = Attempt::new(shared, shared.catalog.new_object_id());
     let mut writing = Writing {
-        stream: run.stream.id,
-        output: output(shared, &attempt, run.payload_bytes()),
+        stream: run.stream.clone(),
+        output: output(shared, &attempt, source, run.payload_bytes()),
         new: None,
         next: None,
     };
@@ -233,7 +233,7 @@ async fn step<R: Rewrite>(
     let replace = |new| Replacement { stream: run.stream.clone(), old: run.ranges.clone(), new };
     let replacements = writing.new.map(replace).into_iter().collect();
     let mut written = Written::default();
-    written.end_output(shared, writing.output, origin, result, replacements).await?;
+    written.end_output(shared, writing.output, result, replacements).await?;
     let written_bytes = written.payload_bytes;
     written.commit(shared).await?;
     let released = run.stream.tail.lock().drop_cached_before(run.end());
@@ -243,7 +243,7 @@ async fn step<R: Rewrite>(
 
 /// A step in progress.
 struct Writing<'a> {
-    stream: StreamId,
+    stream: Arc<StreamState>,
     output: Output<'a>,
     new: Option<ObjectRange>,
     /// Where the next batch must begin; `None` before the first one.
@@ -260,7 +260,7 @@ impl Writing<'_> {
     ) -> Result<R, Failure> {
         let start = run.stream.tail.lock().start;
         for range in &run.ranges {
-            while let Some(mut batches) = sources.next(range, self.stream).await? {
+            while let Some(mut batches) = sources.next(range, self.stream.id).await? {
                 batches.retain(|batch| batch.end() > start);
                 let Some(first) = batches.first() else { continue };
                 self.next.get_or_insert(first.base);
@@ -293,7 +293,7 @@ impl Writing<'_> {
         for batch in batches {
             self.check_next(batch.base)?;
             self.next = Some(batch.end());
-            if let Some(block) = self.output.push(self.stream, &batch, None, &mut self.new) {
+            if let Some(block) = self.output.push(&self.stream, &batch, None, &mut self.new) {
                 self.output.write(block).await?;
             }
         }
@@ -304,7 +304,7 @@ impl Writing<'_> {
         match self.next {
             Some(next) if next != found => Err(StoreError::InvalidChange(format!(
                 "a defect: in the rewritten stream {}, offset {next} is followed by {found}",
-                self.stream
+                self.stream.id
             ))),
             _ => Ok(()),
         }

@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::background::lower_priority;
-use crate::object::Damage;
+use crate::damage::Damage;
 use crate::options::DiskCacheOptions;
 
 /// Concurrent reads of the disk.

@@ -11,7 +11,7 @@ use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStor
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::{Request, within};
-use crate::object::Damage;
+use crate::damage::Damage;
 use crate::object_error::ObjectError;
 
 /// Bytes of a file that are read at once: the kernel requests all of it from the disk, and the

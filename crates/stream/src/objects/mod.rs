@@ -2,6 +2,7 @@
 //! reading them with verification and a cache.
 
 mod counted;
+mod directory;
 mod disk;
 mod flight;
 mod get;
@@ -27,6 +28,7 @@ use crate::request_class::RequestClass;
 
 pub(crate) use counted::CountedStores;
 pub use counted::Requests;
+pub use directory::{Directory, read_directory};
 pub use disk::DiskCacheStats;
 pub(crate) use flight::FlightGuard;
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 mod ahead_buffer;
 mod load;
+mod stream_blocks;
 
 use std::ops;
 use std::pin::Pin;
@@ -26,13 +27,14 @@ use crate::budget::Budget;
 use crate::catalog::ObjectInfo;
 use crate::error::StoreError;
 use crate::losses::Losses;
-use crate::object::{Block, Damage, ENTRY_BYTES};
+use crate::object::{Block, Damage, ENTRY_BYTES, Top};
 use crate::object_error::ObjectError;
 use crate::options::Options;
 use crate::range::Range;
 use crate::request_class::RequestClass;
 use crate::types::{Batch, ObjectId, StreamId, StreamOffset};
 use ahead_buffer::ReadAheadBuffer;
+use stream_blocks::StreamBlocks;
 
 /// One GET fetches neighbouring blocks up to this size.
 pub(crate) const READ_BYTES: u64 = 8 << 20;
@@ -45,14 +47,20 @@ const PERMIT_BYTES: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
+    /// The whole index, or its top.
     Index(ObjectId),
+    /// By number.
+    Page(ObjectId, usize),
     /// By position.
     Block(ObjectId, u64),
 }
 
 #[derive(Clone)]
 enum Cached {
+    /// A whole index.
     Index(Arc<Vec<Block>>),
+    Top(Arc<Top>),
+    Page(Arc<Vec<Block>>),
     Block(Arc<Decoded>),
 }
 
@@ -70,7 +78,10 @@ struct ByBytes;
 impl Weighter<Key, Cached> for ByBytes {
     fn weight(&self, _: &Key, value: &Cached) -> u64 {
         match value {
-            Cached::Index(blocks) => (blocks.len() * size_of::<Block>()) as u64 + 64,
+            Cached::Index(blocks) | Cached::Page(blocks) => {
+                (blocks.len() * size_of::<Block>()) as u64 + 64
+            }
+            Cached::Top(top) => top.memory_bytes() as u64,
             Cached::Block(block) => {
                 u64::from(block.len_bytes) + (block.batches.len() * size_of::<Batch>()) as u64
             }
@@ -230,13 +241,15 @@ impl Objects {
         delete_object(self.store(RequestClass::CleanUp), name).await
     }
 
-    /// Returns the blocks of `stream`, in offset order.
+    /// Returns the blocks of `stream` that end after `from`, and perhaps some before them, in offset
+    /// order.
     pub(crate) async fn blocks(
         &self,
         object: &Arc<ObjectInfo>,
         stream: StreamId,
+        from: StreamOffset,
     ) -> Result<StreamBlocks, ObjectError> {
-        match self.blocks_by_deadline(object, stream, &mut None).await? {
+        match self.blocks_by_deadline(object, stream, from, &mut None).await? {
             Outcome::Ready(blocks) => Ok(blocks),
             Outcome::Deferred(_) => unreachable!("a read without a deadline is never deferred"),
         }
@@ -246,14 +259,39 @@ impl Objects {
         &self,
         object: &Arc<ObjectInfo>,
         stream: StreamId,
+        from: StreamOffset,
         deadline: &mut Option<Deadline<'_>>,
     ) -> Result<Outcome<StreamBlocks>, ObjectError> {
+        let index = match self.index_by_deadline(object, deadline).await? {
+            Outcome::Ready(index) => index,
+            Outcome::Deferred(guard) => return Ok(Outcome::Deferred(guard)),
+        };
+        let top = match index {
+            Cached::Index(index) => {
+                return Ok(Outcome::Ready(StreamBlocks::new(index, stream)));
+            }
+            Cached::Top(top) => top,
+            Cached::Page(_) | Cached::Block(_) => unreachable!("the key is an index's"),
+        };
+        let numbers = top.pages_of(stream, from);
+        match self.pages_by_deadline(object, &top, numbers, deadline).await? {
+            Outcome::Ready(pages) => Ok(Outcome::Ready(StreamBlocks::of_pages(&pages, stream))),
+            Outcome::Deferred(guard) => Ok(Outcome::Deferred(guard)),
+        }
+    }
+
+    /// Returns the index of an object, or its top.
+    async fn index_by_deadline(
+        &self,
+        object: &Arc<ObjectInfo>,
+        deadline: &mut Option<Deadline<'_>>,
+    ) -> Result<Outcome<Cached>, ObjectError> {
+        let key = Key::Index(object.id);
         let mut last_try = false;
         loop {
-            if let Some(blocks) = self.cached_blocks(object, stream) {
-                return Ok(Outcome::Ready(blocks));
+            if let Some(index) = self.core.cache.get(&key) {
+                return Ok(Outcome::Ready(index));
             }
-            let key = Key::Index(object.id);
             let mut flight = {
                 let mut under_way = self.core.flights.lock();
                 match under_way.join(&key) {
@@ -267,12 +305,7 @@ impl Objects {
                 }
             };
             match self.wait(&object.name, &mut flight, object.index_bytes, deadline).await {
-                Ok(Outcome::Ready(fetched)) => match fetched.part(key)? {
-                    Cached::Index(index) => {
-                        return Ok(Outcome::Ready(StreamBlocks::new(index, stream)));
-                    }
-                    Cached::Block(_) => unreachable!("the key is an index's"),
-                },
+                Ok(Outcome::Ready(fetched)) => return fetched.part(key).map(Outcome::Ready),
                 Ok(Outcome::Deferred(guard)) => return Ok(Outcome::Deferred(guard)),
                 Err(error) if last_try => return Err(error),
                 // The failed fetch may have begun long before this reader came.
@@ -281,11 +314,85 @@ impl Objects {
         }
     }
 
-    fn cached_blocks(&self, object: &ObjectInfo, stream: StreamId) -> Option<StreamBlocks> {
-        match self.core.cache.get(&Key::Index(object.id)) {
-            Some(Cached::Index(index)) => Some(StreamBlocks::new(index, stream)),
-            _ => None,
+    /// Returns pages of an index by number. One GET fetches those that are neighbours and not
+    /// cached.
+    async fn pages_by_deadline(
+        &self,
+        object: &Arc<ObjectInfo>,
+        top: &Arc<Top>,
+        numbers: ops::Range<usize>,
+        deadline: &mut Option<Deadline<'_>>,
+    ) -> Result<Outcome<Vec<Arc<Vec<Block>>>>, ObjectError> {
+        let core = &self.core;
+        let key = |number| Key::Page(object.id, number);
+        let mut pages = Vec::with_capacity(numbers.len());
+        let mut last_try = false;
+        while pages.len() < numbers.len() {
+            let next = numbers.start + pages.len();
+            if let Some(Cached::Page(page)) = core.cache.get(&key(next)) {
+                pages.push(page);
+                last_try = false;
+                continue;
+            }
+            let mut flight = {
+                let mut under_way = core.flights.lock();
+                match under_way.join(&key(next)) {
+                    Some(flight) => flight,
+                    None if core.cache.peek(&key(next)).is_some() => continue,
+                    None => {
+                        last_try = true;
+                        let is_missing = |number: &usize| {
+                            !under_way.has(&key(*number))
+                                && core.cache.peek(&key(*number)).is_none()
+                        };
+                        let count = (next..numbers.end).take_while(is_missing).count();
+                        let run = next..next + count;
+                        let keys = run.clone().map(key).collect();
+                        let fetch = core.clone().load_pages(object.clone(), top.clone(), run);
+                        core.flights.start(&mut under_way, keys, fetch)
+                    }
+                }
+            };
+            let len_bytes = numbers.clone().map(|number| top.page_bytes(number) as u64).sum();
+            match self.wait(&object.name, &mut flight, len_bytes, deadline).await {
+                Ok(Outcome::Ready(fetched)) => {
+                    match fetched.part(key(next))? {
+                        Cached::Page(page) => pages.push(page),
+                        _ => unreachable!("the key is a page's"),
+                    }
+                    last_try = false;
+                    for number in next + 1..numbers.end {
+                        let Ok(Cached::Page(page)) = fetched.part(key(number)) else { break };
+                        pages.push(page);
+                    }
+                }
+                Ok(Outcome::Deferred(guard)) => return Ok(Outcome::Deferred(guard)),
+                Err(error) if last_try => return Err(error),
+                Err(_) => last_try = true,
+            }
         }
+        Ok(Outcome::Ready(pages))
+    }
+
+    /// Returns the blocks of `stream` that end after `from`, and perhaps some before them, as far
+    /// as their part of the index is cached.
+    fn cached_blocks(
+        &self,
+        object: &ObjectInfo,
+        stream: StreamId,
+        from: StreamOffset,
+    ) -> Option<StreamBlocks> {
+        let top = match self.core.cache.get(&Key::Index(object.id))? {
+            Cached::Index(index) => return Some(StreamBlocks::new(index, stream)),
+            Cached::Top(top) => top,
+            Cached::Page(_) | Cached::Block(_) => unreachable!("the key is an index's"),
+        };
+        let cached = |number| match self.core.cache.get(&Key::Page(object.id, number)) {
+            Some(Cached::Page(page)) => Some(page),
+            _ => None,
+        };
+        let pages: Vec<_> = top.pages_of(stream, from).map_while(cached).collect();
+        Some(StreamBlocks::of_pages(&pages, stream))
     }
 
     /// Returns the batches of one block.
@@ -394,7 +501,7 @@ impl Objects {
         deadline: &mut Option<Deadline<'_>>,
     ) -> Result<Part, ObjectError> {
         let mut part = Part::default();
-        let blocks = match self.blocks_by_deadline(object, stream, deadline).await? {
+        let blocks = match self.blocks_by_deadline(object, stream, from, deadline).await? {
             Outcome::Ready(blocks) => blocks,
             Outcome::Deferred(guard) => return Ok(Part { deferred: Some(guard), ..part }),
         };
@@ -455,7 +562,7 @@ impl Objects {
         budget: &mut Budget,
     ) -> Vec<Batch> {
         let mut part = Part::default();
-        if let Some(blocks) = self.cached_blocks(object, stream) {
+        if let Some(blocks) = self.cached_blocks(object, stream, from) {
             for block in blocks.after(from) {
                 if budget.is_spent() {
                     break;
@@ -650,33 +757,6 @@ fn span_bytes(blocks: &[Block]) -> u64 {
 
 fn permits_for(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(PERMIT_BYTES)).unwrap_or(u32::MAX)
-}
-
-/// The blocks of one stream in one object.
-pub(crate) struct StreamBlocks {
-    /// The object's index if at least half of it is of the stream, otherwise the stream's part of
-    /// it.
-    index: Arc<Vec<Block>>,
-    blocks: ops::Range<usize>,
-}
-
-impl StreamBlocks {
-    fn new(index: Arc<Vec<Block>>, stream: StreamId) -> Self {
-        let first = index.partition_point(|block| block.stream < stream);
-        let end = index.partition_point(|block| block.stream <= stream);
-        // A waiting reader must not keep other streams' parts of the index alive: they count in no
-        // bound once the cache has evicted the index.
-        if 2 * (end - first) < index.len() {
-            return Self { index: Arc::new(index[first..end].to_vec()), blocks: 0..end - first };
-        }
-        Self { index, blocks: first..end }
-    }
-
-    /// Returns the blocks that end after `from`.
-    pub(crate) fn after(&self, from: StreamOffset) -> &[Block] {
-        let blocks = &self.index[self.blocks.clone()];
-        &blocks[blocks.partition_point(|block| block.end <= from)..]
-    }
 }
 
 #[cfg(test)]

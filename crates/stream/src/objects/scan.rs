@@ -32,13 +32,19 @@ async fn read_index(
     handle: StoreHandle<'_>,
     object: &ObjectInfo,
 ) -> Result<Result<Vec<Block>, Damage>, ObjectError> {
-    handle.acquire(object.index_bytes).await;
-    let lens = vec![usize::try_from(object.index_bytes).expect("it fits into memory")];
-    let bytes = match object.index_bytes {
-        0 => Bytes::new(),
-        _ => get(handle.store, &object.name, object.index_position, lens).await?.remove(0),
+    let index = object.index();
+    let range = match index.whole() {
+        Ok(range) => range,
+        Err(damage) => return Ok(Err(damage)),
     };
-    Ok(object::decode_index(object.index_position, &bytes, object.index_crc32c))
+    let len_bytes = range.end - range.start;
+    handle.acquire(len_bytes).await;
+    let lens = vec![usize::try_from(len_bytes).expect("it fits into memory")];
+    let bytes = match len_bytes {
+        0 => Bytes::new(),
+        _ => get(handle.store, &object.name, range.start, lens).await?.remove(0),
+    };
+    Ok(index.decode(&bytes, None).map(|(blocks, _)| blocks))
 }
 
 /// A scan over blocks of one object.

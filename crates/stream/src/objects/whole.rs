@@ -10,28 +10,22 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
+use super::directory::Directory;
 use super::{Request, within};
 use crate::naming::CATALOGS_DIRECTORY;
-use crate::object::{self, Block, Damage, FOOTER_BYTES, HEADER_BYTES};
+use crate::object::{self, Block, Contents, Damage, FOOTER_BYTES, Footer, HEADER_BYTES};
 use crate::object_error::{ObjectError, found};
 
 /// One GET fetches neighbouring blocks up to this size.
 const SPAN_BYTES: u64 = 4 << 20;
 
-/// An object in an object store whose header, footer and index were read and verified.
+/// An object in an object store whose header, footer, directory and index were read and verified
+/// against each other.
 pub struct StoredObject {
     store: Arc<dyn ObjectStore>,
     location: Path,
-    /// Its length.
-    pub size_bytes: u64,
-    /// A random number that is also in the object's name.
-    pub nonce: Uuid,
-    /// Position of its index.
-    pub index_position: u64,
-    /// Length of its index.
-    pub index_bytes: u64,
-    /// CRC32C of its index.
-    pub index_crc32c: u32,
+    /// What it states of itself and of its streams.
+    pub directory: Directory,
     /// Its blocks in order.
     pub blocks: Vec<Block>,
 }
@@ -43,8 +37,8 @@ impl fmt::Debug for StoredObject {
 }
 
 impl StoredObject {
-    /// Reads header, footer and index of the object at `location`. If its name states a nonce, it
-    /// must be the object's.
+    /// Reads header, footer, directory and index of the object at `location`. If its name states a
+    /// nonce, it must be the object's.
     ///
     /// # Errors
     /// It cannot be read, or one of these parts is damaged.
@@ -54,27 +48,21 @@ impl StoredObject {
         let size_bytes = within(Request::Get, name, store.head(location)).await?.size;
         object::check_length(size_bytes).map_err(damaged)?;
         let header = get(&*store, location, 0..HEADER_BYTES as u64).await?;
-        let nonce = object::decode_header(&header).map_err(damaged)?;
+        let header = object::decode_header(&header).map_err(damaged)?;
+        let (_, nonce) = header;
         if nonce_in(name).is_some_and(|stated| stated != nonce) {
             let reason = format!("this is another object, with the nonce {}", nonce.simple());
             return Err(damaged(Damage { position: 16, reason }));
         }
         let footer_at = size_bytes - FOOTER_BYTES as u64;
         let footer = get(&*store, location, footer_at..size_bytes).await?;
-        let footer = object::decode_footer(footer_at, &footer, nonce).map_err(damaged)?;
-        let index = get(&*store, location, footer.index_position..footer_at).await?;
-        let blocks = object::decode_index(footer.index_position, &index, footer.index_crc32c)
-            .map_err(damaged)?;
-        Ok(Self {
-            store,
-            location: location.clone(),
-            size_bytes,
-            nonce,
-            index_position: footer.index_position,
-            index_bytes: footer.index_bytes,
-            index_crc32c: footer.index_crc32c,
-            blocks,
-        })
+        let footer = Footer::decode(footer_at, &footer).map_err(damaged)?;
+        footer.check_header(header).map_err(damaged)?;
+        let contents = get(&*store, location, footer.directory().start..footer_at).await?;
+        let Contents { origin, rows, blocks } =
+            footer.decode_contents(&contents).map_err(damaged)?;
+        let directory = Directory::of(&footer, origin, rows);
+        Ok(Self { store, location: location.clone(), directory, blocks })
     }
 
     /// Reads all blocks and checks every entry, in at most 4 MiB of memory, or that of a larger
@@ -126,7 +114,7 @@ async fn get(
 }
 
 /// Returns the nonce in a name, if it is the name of an object: `docs/format/object.md`, 2.
-fn nonce_in(name: &str) -> Option<Uuid> {
+pub(super) fn nonce_in(name: &str) -> Option<Uuid> {
     let (number, nonce) = name.rsplit('/').next()?.split_once('-')?;
     let hexadecimal = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
     if number.len() != 16 || nonce.len() != 32 || !hexadecimal(number) || !hexadecimal(nonce) {
@@ -201,8 +189,8 @@ mod tests {
     use object_store::memory::InMemory;
 
     use super::*;
-    use crate::object::Encoder;
-    use crate::types::{Batch, StreamId, StreamOffset};
+    use crate::object::{Encoder, ORIGIN, version_1};
+    use crate::types::{Batch, KIND_LOG, StreamId, StreamOffset};
 
     const NOWHERE: [u64; 0] = [];
     const NAME: &str = "a/0000000000000001-000000000000000000000000000000ff";
@@ -213,11 +201,10 @@ mod tests {
         for base in 0..batches {
             let payload = vec![base as u8; payload_bytes].into();
             let batch = Batch { base: StreamOffset(base), count: 1, max_timestamp_ms: 5, payload };
-            object.extend(
-                encoder.push(StreamId(base / 4), &batch, None).into_iter().flatten().flatten(),
-            );
+            encoder.begin(StreamId(base / 4), KIND_LOG, &"a label".into());
+            object.extend(encoder.push(&batch, None).into_iter().flatten().flatten());
         }
-        let (last, tail, _) = encoder.finish();
+        let (last, tail, _) = encoder.finish(&ORIGIN);
         object.extend(last.into_iter().flatten().flatten());
         object.extend(tail);
         object
@@ -242,17 +229,21 @@ mod tests {
     /// Like the test in `object.rs`, which has all bytes in memory.
     #[tokio::test]
     async fn every_flipped_byte_and_every_truncation_is_detected() {
-        let bytes = object(6, 3);
-        assert_eq!(damage(NAME, bytes.clone()).await, NOWHERE);
-        for at in 0..bytes.len() {
-            let mut flipped = bytes.clone();
-            flipped[at] ^= 1;
-            assert_ne!(damage(NAME, flipped).await, NOWHERE, "byte {at}");
-            assert_ne!(damage(NAME, bytes[..at].to_vec()).await, NOWHERE, "cut at {at}");
+        let of_version_2 = object(6, 3);
+        let of_version_1 = version_1(&of_version_2.clone().into()).to_vec();
+        for bytes in [of_version_2, of_version_1] {
+            assert_eq!(damage(NAME, bytes.clone()).await, NOWHERE);
+            for at in 0..bytes.len() {
+                let mut flipped = bytes.clone();
+                flipped[at] ^= 1;
+                assert_ne!(damage(NAME, flipped).await, NOWHERE, "byte {at}");
+                assert_ne!(damage(NAME, bytes[..at].to_vec()).await, NOWHERE, "cut at {at}");
+            }
+            let another = NAME.replace("ff", "fe");
+            let found = damage(&another, bytes.clone()).await;
+            assert_eq!(found, [16], "the name states another nonce");
+            assert_eq!(damage("any-name", bytes).await, NOWHERE);
         }
-        let another = NAME.replace("ff", "fe");
-        assert_eq!(damage(&another, bytes.clone()).await, [16], "the name states another nonce");
-        assert_eq!(damage("any-name", bytes).await, NOWHERE);
     }
 
     #[tokio::test]
@@ -270,7 +261,7 @@ mod tests {
             assert!(to - read <= SPAN_BYTES + HEADER_BYTES as u64, "{progress:?}");
             read = *to;
         }
-        assert_eq!(read, whole.index_position, "to the end of the data");
+        assert_eq!(read, whole.blocks[39].position_end(), "to the end of the data");
 
         let damaged = [0, 7, 39].map(|number| whole.blocks[number].position);
         for position in damaged {

@@ -5,8 +5,9 @@ use std::ops::Range;
 use bytes::{BufMut, Bytes, BytesMut};
 use uuid::Uuid;
 
+use crate::damage::Damage;
+pub use crate::damage::DecodeError;
 use crate::fields::{u32_at, u64_at};
-use crate::object::Damage;
 use crate::object_error::ObjectError;
 
 const MAGIC: [u8; 8] = *b"ALLUVSEQ";
@@ -32,17 +33,6 @@ const NUMBER_AT: usize = 32;
 const NONCE_AT: usize = 40;
 const PREVIOUS_AT: usize = 56;
 const _: () = assert!(PREVIOUS_AT + 8 == HEADER_BYTES);
-
-/// Why the bytes of an object are not decoded.
-#[derive(Debug, thiserror::Error)]
-pub enum DecodeError {
-    /// They are not what was written.
-    #[error(transparent)]
-    Damaged(#[from] Damage),
-    /// A later version of this program has written them.
-    #[error("{0}")]
-    LaterVersion(String),
-}
 
 impl DecodeError {
     /// Returns the error as that of the object with this name.

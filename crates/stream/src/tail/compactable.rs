@@ -126,6 +126,7 @@ mod tests {
             id: ObjectId(id),
             name: String::new(),
             size_bytes: 0,
+            format: 2,
             index_position: 0,
             index_bytes: 0,
             index_crc32c: 0,

@@ -59,7 +59,7 @@ fn change(place: Place, random: &mut Random) -> ChainChange {
             created_at_ms: number(random).cast_signed(),
             generation: random.below(256) as u8,
             payload_bytes: number(random),
-            format: random.below(256) as u8,
+            format: 1 + random.below(2) as u8,
         }),
         7 => ChainChange::Uploaded(Uploaded {
             stream,

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::{Cached, Core, Decoded, FetchResult, FetchedParts, Key, ReadAheadGrant, span_bytes};
 use crate::catalog::ObjectInfo;
-use crate::object::{self, Block, Damage};
+use crate::object::{self, Block, Damage, FirstRead, Top};
 use crate::object_error::ObjectError;
 use crate::objects::get::{get, read_again};
 use crate::objects::numbers::Ahead;
@@ -20,32 +20,38 @@ use crate::types::Batch;
 const DECODE_INLINE_BYTES: usize = 2 << 20;
 
 impl Core {
-    /// Loads the index of an object, from the disk cache or else from the object store.
+    /// Loads the index of an object, or its top if that is read alone, from the disk cache or else
+    /// from the object store.
     pub(super) async fn load_index(self: Arc<Self>, object: Arc<ObjectInfo>) -> FetchResult {
-        let _permit = self.acquire_memory(object.index_bytes).await;
+        let first = object.index().first_read().map_err(|damage| self.damaged(&object, damage))?;
+        let (FirstRead::Whole(range) | FirstRead::Top(range)) = &first;
+        let _permit = self.acquire_memory(range.end - range.start).await;
         let key = Key::Index(object.id);
-        let index = match self.index_on_disk(&object).await {
+        let index = match self.index_on_disk(&object, &first).await {
             Some(index) => index,
-            None => self.fetch_index(&object).await?,
+            None => self.fetch_index(&object, &first).await?,
         };
-        let index = Cached::Index(Arc::new(index));
         self.cache.insert(key, index.clone());
         Ok(Arc::new(FetchedParts { parts: vec![(key, Ok(index))], _permit }))
     }
 
-    async fn index_on_disk(&self, object: &Arc<ObjectInfo>) -> Option<Vec<Block>> {
+    async fn index_on_disk(&self, object: &Arc<ObjectInfo>, first: &FirstRead) -> Option<Cached> {
         let disk = self.disk.as_ref().filter(|_| object.index_bytes > 0)?;
         let bytes = disk.get(&object.name, &[object.index_position]).await.remove(0)?;
-        let index = decode_index(object, bytes).await;
+        let index = decode_index(object, first, bytes).await;
         index.inspect_err(|damage| disk.damaged(&object.name, damage)).ok().map(|(index, _)| index)
     }
 
-    async fn fetch_index(&self, object: &Arc<ObjectInfo>) -> Result<Vec<Block>, ObjectError> {
-        let index = match decode_index(object, self.get_index(object).await?).await {
+    async fn fetch_index(
+        &self,
+        object: &Arc<ObjectInfo>,
+        first: &FirstRead,
+    ) -> Result<Cached, ObjectError> {
+        let index = match decode_index(object, first, self.get_index(object, first).await?).await {
             Ok(index) => Ok(index),
             Err(damage) => {
-                let bytes = self.get_index(object).await?;
-                read_again(&object.name, &damage, decode_index(object, bytes).await)
+                let bytes = self.get_index(object, first).await?;
+                read_again(&object.name, &damage, decode_index(object, first, bytes).await)
             }
         };
         let (index, bytes) = index.inspect_err(|_| self.numbers.failed())?;
@@ -53,13 +59,100 @@ impl Core {
         Ok(index)
     }
 
-    async fn get_index(&self, object: &ObjectInfo) -> Result<Bytes, ObjectError> {
-        if object.index_bytes == 0 {
+    async fn get_index(
+        &self,
+        object: &ObjectInfo,
+        first: &FirstRead,
+    ) -> Result<Bytes, ObjectError> {
+        let (FirstRead::Whole(range) | FirstRead::Top(range)) = first;
+        let len_bytes = range.end - range.start;
+        if len_bytes == 0 {
             return Ok(Bytes::new());
         }
-        self.bandwidth.acquire(RequestClass::Read, object.index_bytes).await;
-        let len_bytes = usize::try_from(object.index_bytes).unwrap_or(usize::MAX);
-        Ok(self.get(object, object.index_position, vec![len_bytes]).await?.remove(0))
+        self.bandwidth.acquire(RequestClass::Read, len_bytes).await;
+        let len_bytes = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+        Ok(self.get(object, range.start, vec![len_bytes]).await?.remove(0))
+    }
+
+    /// Loads neighbouring pages of an index, from the disk cache or else from the object store.
+    pub(super) async fn load_pages(
+        self: Arc<Self>,
+        object: Arc<ObjectInfo>,
+        top: Arc<Top>,
+        numbers: ops::Range<usize>,
+    ) -> FetchResult {
+        let page_bytes = |numbers: ops::Range<usize>| numbers.map(|number| top.page_bytes(number));
+        let all_bytes: usize = page_bytes(numbers.clone()).sum();
+        let _permit = self.acquire_memory(all_bytes as u64).await;
+        let on_disk = self.pages_on_disk(&object, &top, numbers.clone()).await;
+        let missing = from_first_to_last(&on_disk, Option::is_none);
+        let mut fetched = Vec::new().into_iter();
+        if !missing.is_empty() {
+            let run = numbers.start + missing.start..numbers.start + missing.end;
+            let lens: Vec<_> = page_bytes(run.clone()).collect();
+            let missing_bytes: usize = lens.iter().sum();
+            self.bandwidth.acquire(RequestClass::Read, missing_bytes as u64).await;
+            let position = top.page_position(run.start);
+            fetched = self.get(&object, position, lens).await?.into_iter();
+        }
+        let mut parts = Vec::with_capacity(numbers.len());
+        for (at, (number, on_disk)) in numbers.zip(on_disk).enumerate() {
+            let key = Key::Page(object.id, number);
+            let bytes = if missing.contains(&at) { fetched.next() } else { None };
+            let page = match (on_disk, bytes) {
+                (Some(page), _) => Ok(page),
+                (None, Some(bytes)) => self.decoded_page(&object, &top, number, bytes).await,
+                (None, None) => Err(ObjectError::defect(&object.name)),
+            };
+            let page = page.map(|page| {
+                let page = Cached::Page(Arc::new(page));
+                self.cache.insert(key, page.clone());
+                page
+            });
+            parts.push((key, page));
+        }
+        Ok(Arc::new(FetchedParts { parts, _permit }))
+    }
+
+    /// Returns those verified pages that are in the disk cache.
+    async fn pages_on_disk(
+        &self,
+        object: &ObjectInfo,
+        top: &Top,
+        numbers: ops::Range<usize>,
+    ) -> Vec<Option<Vec<Block>>> {
+        let Some(disk) = &self.disk else { return vec![None; numbers.len()] };
+        let positions: Vec<_> = numbers.clone().map(|number| top.page_position(number)).collect();
+        let found = disk.get(&object.name, &positions).await;
+        let decode = |(number, bytes): (usize, Option<Bytes>)| {
+            let page = top.decode_page(number, &bytes?);
+            page.inspect_err(|damage| disk.damaged(&object.name, damage)).ok()
+        };
+        numbers.zip(found).map(decode).collect()
+    }
+
+    /// Decodes a page from its bytes or, if these are damaged, from a second read.
+    async fn decoded_page(
+        &self,
+        object: &ObjectInfo,
+        top: &Top,
+        number: usize,
+        bytes: Bytes,
+    ) -> Result<Vec<Block>, ObjectError> {
+        let position = top.page_position(number);
+        let (page, bytes) = match top.decode_page(number, &bytes) {
+            Ok(page) => (page, bytes),
+            Err(damage) => {
+                let len_bytes = top.page_bytes(number);
+                self.bandwidth.acquire(RequestClass::Read, len_bytes as u64).await;
+                let bytes = self.get(object, position, vec![len_bytes]).await?.remove(0);
+                let page = read_again(&object.name, &damage, top.decode_page(number, &bytes))
+                    .inspect_err(|_| self.numbers.failed())?;
+                (page, bytes)
+            }
+        };
+        self.keep_on_disk(object, position, &bytes);
+        Ok(page)
     }
 
     /// Loads neighbouring blocks, from the disk cache or else from the object store. `grant` is
@@ -203,15 +296,23 @@ fn from_first_to_last<T>(items: &[T], is_so: impl Fn(&T) -> bool) -> ops::Range<
     first..items.iter().rposition(&is_so).map_or(first, |last| last + 1)
 }
 
-/// Decodes the index of an object from its bytes, and returns these too.
+/// Decodes the index of an object, or its top, from the bytes of the first read, and returns its
+/// own bytes too.
 async fn decode_index(
     object: &Arc<ObjectInfo>,
+    first: &FirstRead,
     bytes: Bytes,
-) -> Result<(Vec<Block>, Bytes), Damage> {
-    let (len_bytes, object) = (bytes.len(), object.clone());
+) -> Result<(Cached, Bytes), Damage> {
+    let (len_bytes, index) = (bytes.len(), object.index());
+    let is_whole = matches!(first, FirstRead::Whole(_));
     decode(len_bytes, move || {
-        let index = object::decode_index(object.index_position, &bytes, object.index_crc32c)?;
-        Ok((index, bytes))
+        if !is_whole {
+            let top = index.decode_top(&bytes)?;
+            return Ok((Cached::Top(Arc::new(top)), bytes));
+        }
+        let (blocks, index_bytes) = index.decode(&bytes, None)?;
+        let index_at = bytes.len() - index_bytes;
+        Ok((Cached::Index(Arc::new(blocks)), bytes.slice(index_at..)))
     })
     .await
 }

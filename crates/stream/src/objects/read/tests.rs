@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use alluvium_wal::LogOffset;
 use bytes::Bytes;
 use object_store::ObjectStoreExt;
 use object_store::memory::InMemory;
@@ -10,7 +11,9 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::*;
-use crate::output::{Attempt, Output};
+use crate::output::{Attempt, Author, Output, Source};
+use crate::tail::{StreamState, Tail};
+use crate::types::KIND_LOG;
 
 fn store() -> Arc<dyn ObjectStore> {
     Arc::new(InMemory::new())
@@ -153,15 +156,23 @@ async fn a_block_as_large_as_half_of_the_cache_is_kept() {
     assert!(objects.core.cache.peek(&block(99)).is_some());
 }
 
+fn attempt() -> Attempt {
+    let nil = Uuid::nil();
+    let by = Author { store: nil, incarnation: nil, opening: 0, term: 0 };
+    Attempt { id: ObjectId(1), nonce: Uuid::from_u128(1), name: "o".into(), by }
+}
+
 /// Writes an object of this number of batches, each a block of a MiB.
 async fn written(objects: &Objects, stream: StreamId, batches: u64) -> Arc<ObjectInfo> {
-    let attempt = Attempt { id: ObjectId(1), nonce: Uuid::from_u128(1), name: "o".into() };
-    let mut output = Output::new(objects.handle(RequestClass::Upload), &attempt, 0);
+    let attempt = attempt();
+    let source = Source::Upload { cut: LogOffset(0) };
+    let mut output = Output::new(objects.handle(RequestClass::Upload), &attempt, source, 0);
+    let stream = StreamState::new(stream, KIND_LOG, Bytes::new(), Tail::default());
     let mut range = None;
     for base in 0..batches {
         let payload = Bytes::from(vec![base as u8; (1 << 20) - ENTRY_BYTES]);
         let batch = Batch { base: StreamOffset(base), count: 1, max_timestamp_ms: 0, payload };
-        if let Some(block) = output.push(stream, &batch, None, &mut range) {
+        if let Some(block) = output.push(&stream, &batch, None, &mut range) {
             output.write(block).await.unwrap();
         }
     }
@@ -202,7 +213,7 @@ async fn read_ahead_uses_only_spare_memory_and_bandwidth() {
     let objects = Objects::new(CountedStores::new(&store()), &options, Arc::default()).unwrap();
     let stream = StreamId(7);
     let object = written(&objects, stream, 12).await;
-    let blocks = objects.blocks(&object, stream).await.unwrap();
+    let blocks = objects.blocks(&object, stream, StreamOffset(0)).await.unwrap();
     let blocks = blocks.after(StreamOffset(0));
 
     let all = objects.core.acquire_memory(13 << 20).await;
@@ -242,7 +253,9 @@ async fn many_readers_of_an_unreadable_index_retry_once_together() {
     let readers: Vec<_> = (0..50)
         .map(|_| {
             let (objects, object) = (objects.clone(), object.clone());
-            tokio::spawn(async move { objects.blocks(&object, StreamId(7)).await.err() })
+            tokio::spawn(async move {
+                objects.blocks(&object, StreamId(7), StreamOffset(0)).await.err()
+            })
         })
         .collect();
     for reader in readers {
@@ -293,8 +306,8 @@ fn a_reader_keeps_only_its_streams_part_of_an_index() {
         assert!(positions.eq(expected), "stream {stream}");
     }
     let blocks = StreamBlocks::new(index.clone(), StreamId(7));
-    assert!(Arc::strong_count(&index) == 1 && blocks.index.len() == 2);
+    assert!(Arc::strong_count(&index) == 1 && blocks.index().len() == 2);
     let alone = Arc::new(vec![block(7, 0), block(7, 1)]);
     let blocks = StreamBlocks::new(alone.clone(), StreamId(7));
-    assert!(Arc::ptr_eq(&blocks.index, &alone), "nothing is copied if all of it is the stream's");
+    assert!(Arc::ptr_eq(blocks.index(), &alone), "nothing is copied if all of it is the stream's");
 }

@@ -1,38 +1,38 @@
-//! Numbers of variable length and byte strings. `docs/format/chain.md`.
+//! Numbers of variable length and byte strings: `docs/format/chain.md`. Also in directories of
+//! objects.
 
 use std::fmt::Display;
 
 use bytes::Bytes;
 use uuid::Uuid;
 
-use crate::object::Damage;
-use crate::sequence::DecodeError;
+use crate::damage::{Damage, DecodeError};
 
 /// Most bytes of a number of variable length.
 const MAX_VARINT_BYTES: usize = 10;
 
 /// Appends fields.
 #[derive(Default)]
-pub(super) struct Writer(Vec<u8>);
+pub(crate) struct Writer(Vec<u8>);
 
 impl Writer {
-    pub(super) fn u8(&mut self, value: u8) {
+    pub(crate) fn u8(&mut self, value: u8) {
         self.0.push(value);
     }
 
-    pub(super) fn u32(&mut self, value: u32) {
+    pub(crate) fn u32(&mut self, value: u32) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
-    pub(super) fn u64(&mut self, value: u64) {
+    pub(crate) fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
 
-    pub(super) fn uuid(&mut self, id: Uuid) {
+    pub(crate) fn uuid(&mut self, id: Uuid) {
         self.0.extend_from_slice(id.as_bytes());
     }
 
-    pub(super) fn varint(&mut self, mut value: u64) {
+    pub(crate) fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
             value >>= 7;
@@ -40,30 +40,30 @@ impl Writer {
         self.0.push(value as u8);
     }
 
-    pub(super) fn signed(&mut self, value: i64) {
+    pub(crate) fn signed(&mut self, value: i64) {
         self.varint((value.cast_unsigned() << 1) ^ (value >> 63).cast_unsigned());
     }
 
-    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.varint(bytes.len() as u64);
         self.0.extend_from_slice(bytes);
     }
 
     /// Appends 1 and the bytes, or 0 if there are none.
-    pub(super) fn optional(&mut self, bytes: Option<&[u8]>) {
+    pub(crate) fn optional(&mut self, bytes: Option<&[u8]>) {
         self.u8(u8::from(bytes.is_some()));
         if let Some(bytes) = bytes {
             self.bytes(bytes);
         }
     }
 
-    pub(super) fn finish(self) -> Vec<u8> {
+    pub(crate) fn finish(self) -> Vec<u8> {
         self.0
     }
 }
 
 /// Takes fields. Each error names the position.
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     bytes: &'a Bytes,
     at: usize,
 }
@@ -71,28 +71,28 @@ pub(super) struct Reader<'a> {
 type Result<T> = std::result::Result<T, DecodeError>;
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(bytes: &'a Bytes) -> Self {
+    pub(crate) fn new(bytes: &'a Bytes) -> Self {
         Self { bytes, at: 0 }
     }
 
     /// Returns an error at the current position.
-    pub(super) fn invalid<T>(&self, reason: impl Into<String>) -> Result<T> {
+    pub(crate) fn invalid<T>(&self, reason: impl Into<String>) -> Result<T> {
         Err(Damage { position: self.at as u64, reason: reason.into() }.into())
     }
 
     /// Returns the error for something that only a later version of this program writes.
-    pub(super) fn unknown<T>(&self, what: impl Display) -> Result<T> {
+    pub(crate) fn unknown<T>(&self, what: impl Display) -> Result<T> {
         let reason = format!("{what} at byte {} is not known to this version", self.at);
         Err(DecodeError::LaterVersion(reason))
     }
 
     /// The number of bytes that were not taken.
-    pub(super) fn left(&self) -> usize {
+    pub(crate) fn left(&self) -> usize {
         self.bytes.len() - self.at
     }
 
     /// Whether all bytes were taken.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.left() == 0
     }
 
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
     }
 
     #[inline]
-    pub(super) fn u8(&mut self) -> Result<u8> {
+    pub(crate) fn u8(&mut self) -> Result<u8> {
         // Not with `take`, which counts references: numbers are read byte by byte.
         let Some(byte) = self.bytes.get(self.at) else {
             return self.invalid("the body ends inside a field");
@@ -118,20 +118,20 @@ impl<'a> Reader<'a> {
         Ok(*byte)
     }
 
-    pub(super) fn u32(&mut self) -> Result<u32> {
+    pub(crate) fn u32(&mut self) -> Result<u32> {
         Ok(u32::from_le_bytes(self.take(4)?[..].try_into().expect("4 bytes")))
     }
 
-    pub(super) fn u64(&mut self) -> Result<u64> {
+    pub(crate) fn u64(&mut self) -> Result<u64> {
         Ok(u64::from_le_bytes(self.take(8)?[..].try_into().expect("8 bytes")))
     }
 
-    pub(super) fn uuid(&mut self) -> Result<Uuid> {
+    pub(crate) fn uuid(&mut self) -> Result<Uuid> {
         Ok(Uuid::from_slice(&self.take(16)?).expect("16 bytes"))
     }
 
     #[inline]
-    pub(super) fn varint(&mut self) -> Result<u64> {
+    pub(crate) fn varint(&mut self) -> Result<u64> {
         let mut value = 0;
         for at in 0..MAX_VARINT_BYTES {
             let byte = self.u8()?;
@@ -152,7 +152,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Takes whether an optional field follows.
-    pub(super) fn flag(&mut self) -> Result<bool> {
+    pub(crate) fn flag(&mut self) -> Result<bool> {
         match self.u8()? {
             0 => Ok(false),
             1 => Ok(true),
@@ -160,13 +160,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn signed(&mut self) -> Result<i64> {
+    pub(crate) fn signed(&mut self) -> Result<i64> {
         let value = self.varint()?;
         Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed())
     }
 
     /// Takes a number and adds it to `base`.
-    pub(super) fn above(&mut self, base: u64) -> Result<u64> {
+    pub(crate) fn above(&mut self, base: u64) -> Result<u64> {
         let difference = self.varint()?;
         match base.checked_add(difference) {
             Some(sum) => Ok(sum),
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Takes the difference of a key to the one before it, and returns the key: keys ascend.
-    pub(super) fn next_key(&mut self, before: Option<u64>) -> Result<u64> {
+    pub(crate) fn next_key(&mut self, before: Option<u64>) -> Result<u64> {
         let key = self.above(before.unwrap_or(0))?;
         match before == Some(key) {
             true => self.invalid("two rows with one key"),
@@ -184,7 +184,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Takes the number of elements that follow, each of which has at least one byte.
-    pub(super) fn count(&mut self) -> Result<usize> {
+    pub(crate) fn count(&mut self) -> Result<usize> {
         let count = self.varint()?;
         let left = self.left();
         match usize::try_from(count).ok().filter(|count| *count <= left) {
@@ -193,12 +193,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn bytes(&mut self) -> Result<Bytes> {
+    pub(crate) fn bytes(&mut self) -> Result<Bytes> {
         let length = self.count()?;
         self.take(length)
     }
 
-    pub(super) fn text(&mut self) -> Result<String> {
+    pub(crate) fn text(&mut self) -> Result<String> {
         let bytes = self.bytes()?;
         match std::str::from_utf8(&bytes) {
             Ok(text) => Ok(text.to_owned()),
@@ -207,7 +207,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Checks that no byte is left.
-    pub(super) fn end(&self) -> Result<()> {
+    pub(crate) fn end(&self) -> Result<()> {
         match self.left() {
             0 => Ok(()),
             left => self.invalid(format!("{left} bytes after the last field")),

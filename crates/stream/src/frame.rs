@@ -6,8 +6,7 @@ use bytes::Bytes;
 use zstd::stream::read::Decoder;
 use zstd::zstd_safe::{find_frame_compressed_size, get_frame_content_size};
 
-use crate::object::Damage;
-use crate::sequence::DecodeError;
+use crate::damage::{Damage, DecodeError};
 
 /// The first bytes of a frame (RFC 8878).
 const MAGIC: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
@@ -17,12 +16,12 @@ const LEVEL: i32 = 1;
 const TRUSTED_BYTES: u64 = 16 << 20;
 
 /// Returns the frame of `content`.
-pub(super) fn compress(content: &[u8]) -> Vec<u8> {
+pub(crate) fn compress(content: &[u8]) -> Vec<u8> {
     zstd::bulk::compress(content, LEVEL).expect("zstd compresses into memory")
 }
 
 /// Returns the content of a frame, which has at most `most` bytes.
-pub(super) fn decompress(frame: &[u8], most: u64) -> Result<Bytes, DecodeError> {
+pub(crate) fn decompress(frame: &[u8], most: u64) -> Result<Bytes, DecodeError> {
     let damaged = |reason: String| Err(Damage::of_all(reason).into());
     let stated = match get_frame_content_size(frame) {
         // There are also frames with content that is skipped.
