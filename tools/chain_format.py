@@ -29,6 +29,8 @@ LARGEST_WINDOW = 1 << 27
 RECORDED_TAGS = frozenset(range(1, 7))
 OWN_TAGS = {DELTA: frozenset(range(32, 38)), FENCE: frozenset([*range(32, 38), *range(64, 68)])}
 LARGEST_LABEL = 512
+# Of the objects with records.
+DATA_FORMATS = (1, 2)
 INCARNATIONS = 1000
 
 # 7. Snapshots
@@ -281,7 +283,7 @@ def read_range(fields):
 
 
 def read_data(fields):
-    return Data(
+    data = Data(
         fields.varint(),
         fields.bytes(16),
         fields.varint(),
@@ -293,6 +295,9 @@ def read_data(fields):
         fields.varint(),
         fields.byte(),
     )
+    if data.format not in DATA_FORMATS:
+        raise Later(f"format version {data.format} of an object")
+    return data
 
 
 def read_starts(fields):

@@ -362,7 +362,7 @@ struct S3Options {
 #[derive(Args)]
 struct FuzzOptions {
     /// The targets: `headers`, `records`, `recovery`, `requests`; `cache_records`, `cache_hints`,
-    /// `cache_opening`; `chain`; `coordination_wire`; `nbd_handshake`, `nbd_requests`;
+    /// `cache_opening`; `chain`; `coordination_wire`; `nbd_handshake`, `nbd_requests`; `object`;
     /// `volume_log`, `volume_net`, `volume_store`. Default: all.
     targets: Vec<String>,
     /// Seconds per target.

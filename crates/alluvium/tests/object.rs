@@ -55,7 +55,7 @@ fn intact_objects_are_shown_and_verified() {
     let files = files(data.path());
     let name = files[0].file_name().unwrap().to_str().unwrap();
     let seen = ok_json(&["object", "inspect", text(&files[0]), "--json"]);
-    assert_eq!(seen["format_version"], 1);
+    assert_eq!(seen["format_version"], 2);
     assert!(name.ends_with(seen["nonce"].as_str().unwrap()), "{name}");
     assert_eq!(seen["size_bytes"], fs::metadata(&files[0]).unwrap().len());
     let (block, total) = (&seen["blocks"][0], &seen["streams"][0]);
@@ -64,8 +64,17 @@ fn intact_objects_are_shown_and_verified() {
     let header_of_entries = 24 * total["entries"].as_u64().unwrap();
     let payload = total["payload_bytes"].as_u64().unwrap();
     assert_eq!(block["length_bytes"], payload + header_of_entries);
+    // The directory.
+    assert_eq!((&total["name"], &total["kind"]), (&"orders-0".into(), &0.into()));
+    assert_eq!(total["topic_id"].as_str().unwrap().len(), 36);
+    let (store, by) = (files[0].parent().unwrap(), &seen["written_by"]);
+    assert_eq!(by["store"], store.file_name().unwrap().to_str().unwrap());
+    assert_eq!((&by["opening"], &by["generation"]), (&1.into(), &0.into()));
+    assert!(by["cut"].as_u64().unwrap() > 0 && by["created_at_ms"].as_u64().unwrap() > 0);
     let shown = ok(&["object", "inspect", &format!("file://{}", text(&files[0]))]);
-    contains(&shown, &[name, "version     1", "BLOCK OF STREAM", "GREATEST TIMESTAMP"]);
+    let of_directory = ["orders-0", "opening 1", "an upload of the log below offset"];
+    contains(&shown, &[name, "version     2", "BLOCK OF STREAM", "GREATEST TIMESTAMP"]);
+    contains(&shown, &of_directory);
 
     let objects = data.path().join("objects");
     // Files without the name of an object are skipped, unless they are named.
@@ -126,7 +135,9 @@ fn damage_is_reported_with_its_position() {
     for (at, place, inspected) in [
         (9, "byte 0: the header", false),
         (40, "byte 32: the block does not match its checksum", true),
-        (footer - 20, "the index does not match its checksum", false),
+        (footer - 20, "the top of the index does not match its checksum", false),
+        (footer - 40, "page 0 of the index does not match its checksum", false),
+        (footer - 100, "the directory does not match its checksum", false),
         (footer + 50, "the footer does not match its checksum", false),
     ] {
         fs::write(&files[1], &whole).unwrap();
@@ -143,6 +154,16 @@ fn damage_is_reported_with_its_position() {
             contains(&refused(1, &["object", "inspect", text(&files[1])]), &[place]);
         }
     }
+    // Of a later version.
+    fs::write(&files[1], &whole).unwrap();
+    change(&files[1], |bytes| {
+        bytes[8] = 3;
+        let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..32]);
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    });
+    let said = refused(2, &["object", "verify", text(&files[1])]);
+    contains(&said, &["could not be read", "format version 3 is not known"]);
+    fs::write(&files[1], &whole).unwrap();
     change(&files[1], |bytes| bytes.truncate(footer));
     contains(&refused(1, &["object", "verify", text(&files[1])]), &["footer"]);
     // Another object under this name.
@@ -199,4 +220,18 @@ fn orphans_and_missing_objects_are_listed() {
     let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
     contains(&refused(1, &gc), &["2 objects are with records missing or of another size"]);
     assert!(server.stop(Signal::TERM).0.success());
+}
+
+/// Of an object of an earlier build, the index shows what it has.
+#[test]
+fn an_object_of_format_version_1_is_shown_and_verified() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../stream/tests/data/object-v1.bin");
+    contains(&ok(&["object", "verify", text(&file)]), &["intact, every checksum is correct"]);
+    let seen = ok_json(&["object", "inspect", text(&file), "--json"]);
+    assert_eq!(seen["format_version"], 1);
+    assert!(seen["written_by"].is_null());
+    let total = &seen["streams"][0];
+    assert_eq!((&total["stream"], &total["payload_bytes"]), (&3.into(), &8.into()));
+    assert!(total["name"].is_null());
+    contains(&ok(&["object", "inspect", text(&file)]), &["version     1"]);
 }

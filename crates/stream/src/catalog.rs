@@ -5,10 +5,8 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::object::IndexPlace;
+pub use crate::types::MAX_LABEL_BYTES;
 use crate::types::{ObjectId, StreamEpoch, StreamId, StreamOffset};
-
-/// The greatest length of a stream's label.
-pub const MAX_LABEL_BYTES: usize = 512;
 
 /// One change by the owner of the streams; [`crate::Store::commit`] applies a list of them in
 /// order, atomically.

@@ -14,7 +14,7 @@ use std::ops::Range;
 use bytes::{BufMut, Bytes, BytesMut};
 use uuid::Uuid;
 
-pub use crate::damage::Damage;
+pub use crate::damage::{Damage, DecodeError};
 use crate::fields::{u32_at, u64_at};
 use crate::types::{Batch, StreamId, StreamOffset};
 pub(crate) use directory::rows_of;
@@ -45,8 +45,8 @@ const _: () = assert!(HEADER_BYTES == 32 && ENTRY_BYTES == 24 && FOOTER_BYTES ==
 /// without waste; slightly more would take 1.25 MiB.
 pub(crate) const BLOCK_TARGET_BYTES: usize = (1 << 20) - (16 << 10);
 
-fn damage<T>(position: u64, reason: impl Into<String>) -> Result<T, Damage> {
-    Err(Damage { position, reason: reason.into() })
+fn damage<T, E: From<Damage>>(position: u64, reason: impl Into<String>) -> Result<T, E> {
+    Err(Damage { position, reason: reason.into() }.into())
 }
 
 /// A data block, as described by the index.
@@ -145,14 +145,14 @@ fn encode_header(version: u32, nonce: Uuid) -> Bytes {
     header.freeze()
 }
 
-fn unknown_version<T>(position: u64, version: u32) -> Result<T, Damage> {
-    let reason =
-        format!("format version {version} is not known, only {VERSION_1} and {VERSION} are");
-    damage(position, reason)
+/// Returns the error for an object that a later version of this program has written.
+fn unknown_version<T>(version: u32) -> Result<T, DecodeError> {
+    let known = format!("only {VERSION_1} and {VERSION} are");
+    Err(DecodeError::LaterVersion(format!("format version {version} is not known, {known}")))
 }
 
 /// Decodes the format version and the nonce of an object from its header.
-pub(crate) fn decode_header(header: &[u8]) -> Result<(u32, Uuid), Damage> {
+pub(crate) fn decode_header(header: &[u8]) -> Result<(u32, Uuid), DecodeError> {
     if header[..8] != HEADER_MAGIC {
         return damage(0, "not an object: the magic is missing");
     }
@@ -163,7 +163,7 @@ pub(crate) fn decode_header(header: &[u8]) -> Result<(u32, Uuid), Damage> {
         known @ (VERSION_1 | VERSION) => {
             Ok((known, Uuid::from_slice(&header[16..]).expect("16 bytes")))
         }
-        other => unknown_version(8, other),
+        other => unknown_version(other),
     }
 }
 
@@ -204,7 +204,7 @@ impl Footer {
     }
 
     /// Decodes the footer at `position`. Verifies that directory and index end there.
-    pub(crate) fn decode(position: u64, footer: &[u8]) -> Result<Self, Damage> {
+    pub(crate) fn decode(position: u64, footer: &[u8]) -> Result<Self, DecodeError> {
         if u32_at(footer, 60) != crc32c::crc32c(&footer[..60]) {
             return damage(position, "the footer does not match its checksum");
         }
@@ -222,7 +222,7 @@ impl Footer {
             VERSION_1 if is_reserved_zero => {}
             VERSION_1 => return damage(position, "a reserved part of the footer is not zero"),
             VERSION => {}
-            other => return unknown_version(position, other),
+            other => return unknown_version(other),
         }
         let footer = Self {
             index,
@@ -330,7 +330,7 @@ pub struct Whole {
 
 impl Whole {
     /// Decodes and verifies header, footer, directory and index.
-    pub fn open(bytes: Bytes) -> Result<Self, Damage> {
+    pub fn open(bytes: Bytes) -> Result<Self, DecodeError> {
         check_length(bytes.len() as u64)?;
         let header = decode_header(&bytes[..HEADER_BYTES])?;
         let footer_at = bytes.len() - FOOTER_BYTES;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use object_store::Error;
 
-use crate::damage::Damage;
+use crate::damage::{Damage, DecodeError};
 
 /// The longest text of a response that is passed on, in characters.
 const TEXT_LIMIT: usize = 300;
@@ -151,6 +151,16 @@ impl ObjectError {
         match self {
             Self::Store { reason, .. } => reason.clone(),
             Self::Damaged { source, .. } => source.to_string(),
+        }
+    }
+}
+
+impl DecodeError {
+    /// Returns the error as that of the object with this name.
+    pub(crate) fn of(self, name: &str) -> ObjectError {
+        match self {
+            Self::Damaged(damage) => ObjectError::damaged(name, damage),
+            Self::LaterVersion(reason) => ObjectError::later_version(name, reason),
         }
     }
 }

@@ -4,6 +4,9 @@ use std::fmt;
 
 use bytes::Bytes;
 
+/// The greatest length of a stream's label.
+pub const MAX_LABEL_BYTES: usize = 512;
+
 /// Identifies a stream; never reused, not even after the stream is deleted.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,

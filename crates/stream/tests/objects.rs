@@ -91,11 +91,12 @@ async fn a_damaged_object_is_an_error_that_names_it() {
     server.close().await;
     let name = names(&world).await[1].clone();
     let good = world.objects.get(&name.as_str().into()).await.unwrap().bytes().await.unwrap();
-    let blocks_end = good.len() - 64 - 56;
+    let top = good.len() - 64 - 32;
 
     for (damaged_at, what) in [
         (40, "the block does not match its checksum"),
-        (blocks_end + 10, "the index does not match its checksum"),
+        (top - 10, "page 0 of the index does not match its checksum"),
+        (top + 10, "the top of the index does not match its checksum"),
     ] {
         let mut bytes = good.to_vec();
         bytes[damaged_at] ^= 0x10;

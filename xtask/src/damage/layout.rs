@@ -93,7 +93,7 @@ pub(super) struct Object {
     pub(super) name: String,
     pub(super) len: u64,
     pub(super) blocks: Vec<Block>,
-    /// Position and length.
+    /// Position and length of the pages and the top.
     pub(super) index: (u64, u64),
     pub(super) footer: (u64, u64),
 }
@@ -183,8 +183,12 @@ fn object(name: &str, content: &Content) -> Option<Object> {
     if &footer[52..60] != b"ALLUVEND" {
         return None;
     }
-    let index = (u64_at(&footer, 0), u64_at(&footer, 8));
-    let entries = content.range(index.0, index.1);
+    // The pages are entries without a gap; the top follows them.
+    let (top_at, top_len) = (u64_at(&footer, 0), u64_at(&footer, 8));
+    let entries_len = u64::from(u32_at(&footer, 44)) * INDEX_ENTRY;
+    let index_at = top_at.checked_sub(entries_len)?;
+    let index = (index_at, entries_len + top_len);
+    let entries = content.range(index_at, entries_len);
     let block = |entry: &[u8]| Block {
         at: u64_at(entry, 24),
         len: u64::from(u32_at(entry, 32)),

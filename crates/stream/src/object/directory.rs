@@ -8,7 +8,7 @@ use uuid::Uuid;
 use super::{Block, ENTRY_BYTES, damage};
 use crate::damage::{Damage, DecodeError};
 use crate::frame;
-use crate::types::{KIND_LOG, StreamId, StreamOffset};
+use crate::types::{KIND_LOG, MAX_LABEL_BYTES, StreamId, StreamOffset};
 use crate::wire::{Reader, Writer};
 
 /// The greatest length of the content of a directory, which is compressed.
@@ -153,7 +153,11 @@ fn decode_content(reader: &mut Reader<'_>) -> Result<(Origin, Vec<DirectoryRow>)
     for _ in 0..count {
         let before = rows.last().map(|row| row.stream.0);
         let (stream, kind) = (StreamId(reader.next_key(before)?), reader.u8()?);
-        let (label, start) = (reader.bytes()?, StreamOffset(reader.varint()?));
+        let label = reader.bytes()?;
+        if label.len() > MAX_LABEL_BYTES {
+            return reader.invalid(format!("a label of {} bytes", label.len()));
+        }
+        let start = StreamOffset(reader.varint()?);
         let end = StreamOffset(reader.above(start.0)?);
         if end == start {
             return reader.invalid(format!("an empty part of stream {stream}"));

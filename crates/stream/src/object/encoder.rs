@@ -23,6 +23,8 @@ const PIECE_BYTES: usize = 64 << 10;
 /// are part of a block by reference, so their allocations live until the block is written.
 pub(crate) struct Encoder {
     nonce: Uuid,
+    /// A block is closed before it would grow past this.
+    block_bytes: usize,
     /// Position of the open block in the object.
     position: u64,
     /// The block being filled. Until it is sealed, its length and checksum cover only `pieces`.
@@ -47,6 +49,7 @@ impl Encoder {
     pub(crate) fn new(nonce: Uuid) -> (Self, Bytes) {
         let encoder = Self {
             nonce,
+            block_bytes: BLOCK_TARGET_BYTES,
             position: HEADER_BYTES as u64,
             open: None,
             pieces: Vec::new(),
@@ -55,6 +58,12 @@ impl Encoder {
             streams: Vec::new(),
         };
         (encoder, encode_header(VERSION, nonce))
+    }
+
+    /// Makes small blocks, so that a small object has many of them.
+    #[cfg(test)]
+    pub(crate) fn with_block_bytes(self, block_bytes: usize) -> Self {
+        Self { block_bytes, ..self }
     }
 
     /// Begins the part of a stream, with its kind and label. Streams must come in ascending order;
@@ -78,7 +87,7 @@ impl Encoder {
         let len_bytes = ENTRY_BYTES + batch.payload.len();
         let fits = self.open.as_ref().is_some_and(|open| {
             let with_it = open.len_bytes as usize + self.copied.len() + len_bytes;
-            open.stream == stream && with_it <= BLOCK_TARGET_BYTES
+            open.stream == stream && with_it <= self.block_bytes
         });
         let sealed = if fits { None } else { self.seal() };
         if let Some(before) = self.open.as_ref().or(self.index.last()) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bytes::{BufMut, BytesMut};
 
-use super::{Block, HEADER_BYTES, VERSION, VERSION_1, damage, unknown_version};
+use super::{Block, HEADER_BYTES, VERSION, VERSION_1, damage};
 use crate::damage::Damage;
 use crate::fields::{u32_at, u64_at};
 use crate::types::{StreamId, StreamOffset};
@@ -74,7 +74,7 @@ impl IndexPlace {
                 let pages_bytes = self.pages()?.saturating_mul(PAGE_BYTES as u64);
                 self.position.saturating_sub(pages_bytes).max(HEADER_BYTES as u64)
             }
-            other => return unknown_version(self.position, other),
+            other => return damage(self.position, format!("format version {other} is not known")),
         };
         let end = self.end()?;
         Ok(from.min(end)..end)

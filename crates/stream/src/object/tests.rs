@@ -24,7 +24,12 @@ fn label(stream: StreamId) -> Bytes {
 }
 
 fn encode(content: &Content) -> (Bytes, Summary) {
-    let (mut encoder, header) = Encoder::new(Uuid::from_u128(0x1234_5678));
+    encode_with(BLOCK_TARGET_BYTES, content)
+}
+
+fn encode_with(block_bytes: usize, content: &Content) -> (Bytes, Summary) {
+    let (encoder, header) = Encoder::new(Uuid::from_u128(0x1234_5678));
+    let mut encoder = encoder.with_block_bytes(block_bytes);
     let mut object = BytesMut::from(&header[..]);
     for (at, (stream, batch)) in content.iter().enumerate() {
         let crc32c = (at % 2 == 0).then(|| crc32c::crc32c(&batch.payload));
@@ -38,7 +43,7 @@ fn encode(content: &Content) -> (Bytes, Summary) {
     (object.freeze(), summary)
 }
 
-fn decode(bytes: Bytes) -> Result<Content, Damage> {
+fn decode(bytes: Bytes) -> Result<Content, DecodeError> {
     let object = Whole::open(bytes)?;
     let mut content = Vec::new();
     for block in &object.blocks {
@@ -123,8 +128,8 @@ fn every_flipped_bit_and_every_truncation_is_detected() {
     }
 }
 
-/// The same for an index of several pages, whose blocks are left out: each of them is like the
-/// others.
+/// The same for an index of several pages. Its blocks are left out: each of them is like those of
+/// the small object.
 #[test]
 fn every_flipped_bit_of_an_index_of_several_pages_is_detected() {
     let content: Content =
@@ -136,6 +141,7 @@ fn every_flipped_bit_of_an_index_of_several_pages_is_detected() {
         let mut flipped = bytes.to_vec();
         flipped[at] ^= 1 << (at % 8);
         assert!(Whole::open(flipped.into()).is_err(), "byte {at}");
+        assert!(Whole::open(bytes.slice(..at)).is_err(), "cut at {at}");
     }
 }
 
@@ -211,7 +217,7 @@ fn a_directory_that_differs_from_the_index_is_damage() {
 
 /// Streams of one block each, one of several pages, and one that ends where a page does.
 fn many_blocks() -> Content {
-    let large = |stream, base| (StreamId(stream), batch(base, 1, BLOCK_TARGET_BYTES / 2));
+    let large = |stream, base| (StreamId(stream), batch(base, 1, 50));
     let one_each = (0..70).map(|stream| (StreamId(stream), batch(stream, 1, 1)));
     // Three entries in the first page, two whole pages, and a part of the fourth.
     let of_several = (0..3 + 2 * PAGE_ENTRIES as u64 + 10).map(|base| large(100, 2 * base));
@@ -222,8 +228,7 @@ fn many_blocks() -> Content {
 
 #[test]
 fn the_pages_of_a_stream_have_all_of_its_blocks() {
-    let content = many_blocks();
-    let (bytes, summary) = encode(&content);
+    let (bytes, summary) = encode_with(100, &many_blocks());
     let index = summary.index;
     let whole = Whole::open(bytes.clone()).unwrap();
     assert!(whole.blocks.len() > 3 * PAGE_ENTRIES);
@@ -253,7 +258,7 @@ fn the_pages_of_a_stream_have_all_of_its_blocks() {
 
 #[test]
 fn a_page_in_the_place_of_another_one_is_damage() {
-    let (bytes, summary) = encode(&many_blocks());
+    let (bytes, summary) = encode_with(100, &many_blocks());
     let FirstRead::Top(range) = summary.index.first_read().unwrap() else { panic!("it is large") };
     let top = summary.index.decode_top(&bytes[range.start as usize..range.end as usize]).unwrap();
     let at = |number: usize| top.page_position(number) as usize;
@@ -290,6 +295,7 @@ proptest::proptest! {
         batches in proptest::collection::vec(
             (0u64..400, 0u64..3, 1u32..5, 0usize..9000, proptest::num::i64::ANY), 0..300,
         ),
+        block_bytes in 1usize..20_000,
     ) {
         let mut next: BTreeMap<u64, u64> = BTreeMap::new();
         let mut content = Content::new();
@@ -301,7 +307,7 @@ proptest::proptest! {
             content.push((StreamId(stream), batch));
         }
         content.sort_by_key(|(stream, batch)| (*stream, batch.base));
-        let (bytes, summary) = encode(&content);
+        let (bytes, summary) = encode_with(block_bytes, &content);
         proptest::prop_assert_eq!(decode(bytes.clone()).unwrap(), content.clone());
         let whole = Whole::open(bytes.clone()).unwrap();
         // As a reader finds it from the catalog.
@@ -404,4 +410,22 @@ fn version_2_still_decodes() {
     let index_bytes = 56 + 8 + 24;
     let [old, new] = [&bytes, &made].map(|object| object.slice(object.len() - 64 - index_bytes..));
     assert_eq!(old[..index_bytes], new[..index_bytes], "and the encoding is unchanged");
+}
+
+#[test]
+fn an_object_of_a_later_version_is_no_damage() {
+    let bytes = encode(&small()).0.to_vec();
+    let mut later = [&encode_header(3, Uuid::from_u128(0x1234_5678))[..], &bytes[32..]].concat();
+    let is_later = |bytes: &[u8]| match Whole::open(Bytes::copy_from_slice(bytes)) {
+        Err(DecodeError::LaterVersion(said)) => said.contains("version 3 is not known"),
+        _ => false,
+    };
+    assert!(is_later(&later));
+    // The header alone is of version 2.
+    later[..32].copy_from_slice(&bytes[..32]);
+    let footer_at = later.len() - FOOTER_BYTES;
+    later[footer_at + 20] = 3;
+    let crc = crc32c::crc32c(&later[footer_at..footer_at + 60]);
+    later[footer_at + 60..].copy_from_slice(&crc.to_le_bytes());
+    assert!(is_later(&later));
 }

@@ -10,7 +10,9 @@ use uuid::Uuid;
 use super::get::read_again;
 use super::whole::nonce_in;
 use super::{Request, within};
-use crate::object::{self, Damage, DirectoryRow, FOOTER_BYTES, Footer, Origin, VERSION_1};
+use crate::object::{
+    self, Damage, DecodeError, DirectoryRow, FOOTER_BYTES, Footer, Origin, VERSION_1,
+};
 use crate::object_error::ObjectError;
 
 /// Bytes that the first request fetches of the end of an object. Directory and index of 500 streams
@@ -81,7 +83,8 @@ async fn try_read(
     let (tail, size_bytes) = get(store, name, GetRange::Suffix(TAIL_BYTES)).await?;
     let footer = match decode_footer(name, &tail, size_bytes) {
         Ok(footer) => footer,
-        Err(damage) => return Ok(Err(damage)),
+        Err(DecodeError::Damaged(damage)) => return Ok(Err(damage)),
+        Err(error) => return Err(error.of(name)),
     };
     let wanted = match footer.index.format {
         VERSION_1 => footer.directory().end..footer.position(),
@@ -107,16 +110,16 @@ async fn try_read(
 }
 
 /// Decodes the footer from the last bytes of an object.
-fn decode_footer(name: &str, tail: &[u8], size_bytes: u64) -> Result<Footer, Damage> {
+fn decode_footer(name: &str, tail: &[u8], size_bytes: u64) -> Result<Footer, DecodeError> {
     object::check_length(size_bytes)?;
     let Some(at) = tail.len().checked_sub(FOOTER_BYTES) else {
-        return Err(Damage::of_all(format!("{} bytes were read of its end", tail.len())));
+        return Err(Damage::of_all(format!("{} bytes were read of its end", tail.len())).into());
     };
     let footer_at = size_bytes - FOOTER_BYTES as u64;
     let footer = Footer::decode(footer_at, &tail[at..])?;
     if nonce_in(name).is_some_and(|stated| stated != footer.nonce) {
         let reason = format!("this is another object, with the nonce {}", footer.nonce.simple());
-        return Err(Damage { position: footer_at, reason });
+        return Err(Damage { position: footer_at, reason }.into());
     }
     Ok(footer)
 }
@@ -169,3 +172,6 @@ async fn try_get(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,7 +48,7 @@ impl StoredObject {
         let size_bytes = within(Request::Get, name, store.head(location)).await?.size;
         object::check_length(size_bytes).map_err(damaged)?;
         let header = get(&*store, location, 0..HEADER_BYTES as u64).await?;
-        let header = object::decode_header(&header).map_err(damaged)?;
+        let header = object::decode_header(&header).map_err(|error| error.of(name))?;
         let (_, nonce) = header;
         if nonce_in(name).is_some_and(|stated| stated != nonce) {
             let reason = format!("this is another object, with the nonce {}", nonce.simple());
@@ -56,7 +56,7 @@ impl StoredObject {
         }
         let footer_at = size_bytes - FOOTER_BYTES as u64;
         let footer = get(&*store, location, footer_at..size_bytes).await?;
-        let footer = Footer::decode(footer_at, &footer).map_err(damaged)?;
+        let footer = Footer::decode(footer_at, &footer).map_err(|error| error.of(name))?;
         footer.check_header(header).map_err(damaged)?;
         let contents = get(&*store, location, footer.directory().start..footer_at).await?;
         let Contents { origin, rows, blocks } =

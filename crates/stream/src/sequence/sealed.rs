@@ -8,7 +8,6 @@ use uuid::Uuid;
 use crate::damage::Damage;
 pub use crate::damage::DecodeError;
 use crate::fields::{u32_at, u64_at};
-use crate::object_error::ObjectError;
 
 const MAGIC: [u8; 8] = *b"ALLUVSEQ";
 /// The format version that is written and read.
@@ -33,16 +32,6 @@ const NUMBER_AT: usize = 32;
 const NONCE_AT: usize = 40;
 const PREVIOUS_AT: usize = 56;
 const _: () = assert!(PREVIOUS_AT + 8 == HEADER_BYTES);
-
-impl DecodeError {
-    /// Returns the error as that of the object with this name.
-    pub(crate) fn of(self, name: &str) -> ObjectError {
-        match self {
-            Self::Damaged(damage) => ObjectError::damaged(name, damage),
-            Self::LaterVersion(reason) => ObjectError::later_version(name, reason),
-        }
-    }
-}
 
 /// An object of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -322,8 +322,11 @@ impl ObjectStore for Objects {
             let held = bytes.map_ok(move |bytes| {
                 let _ = &open;
                 let mut bytes = bytes.to_vec();
-                if flips & 1 == 1 {
-                    bytes[0] ^= 1;
+                // The last byte: the first one of a read of an index may precede it.
+                if flips & 1 == 1
+                    && let Some(last) = bytes.last_mut()
+                {
+                    *last ^= 1;
                 }
                 bytes.into()
             });

@@ -1,5 +1,7 @@
 //! The cache's policy, and how reads and uploads share the bandwidth to the object store.
 
+mod pages;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
