@@ -1,6 +1,6 @@
-//! Compares `tools/object_reader.py`, which was written from `docs/format/object.md` alone, with the
-//! server's own reading of objects that it has written. Where they differ, the document or one of
-//! the two is wrong.
+//! Compares `tools/object_reader.py`, which was written from `docs/format/object.md` alone, with
+//! the server's own reading of objects that it has written. Where they differ, the document or one
+//! of the two is wrong.
 
 mod support;
 

@@ -39,6 +39,16 @@ pub(crate) fn object_nonce(name: &str) -> Option<Uuid> {
     Uuid::try_parse(name.rsplit_once('-')?.1).ok()
 }
 
+/// Returns the nonce in a name, if it is the name of an object: `docs/format/object.md`, 2.
+pub(crate) fn nonce_in(name: &str) -> Option<Uuid> {
+    let (number, nonce) = name.rsplit('/').next()?.split_once('-')?;
+    let hexadecimal = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if number.len() != 16 || nonce.len() != 32 || !hexadecimal(number) || !hexadecimal(nonce) {
+        return None;
+    }
+    Uuid::try_parse(nonce).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

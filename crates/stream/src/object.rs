@@ -352,7 +352,7 @@ impl Whole {
 }
 
 /// The origin of the objects of tests.
-#[cfg(any(test, fuzzing))]
+#[cfg(test)]
 pub(crate) const ORIGIN: Origin = Origin {
     store: Uuid::from_u128(1),
     incarnation: Uuid::from_u128(2),

@@ -226,3 +226,43 @@ async fn concurrent_readers_of_more_than_the_cache_holds_get_what_was_written() 
     assert!(stats.is_open && stats.hits > 0 && stats.damaged == 0, "{stats:?}");
     server.close().await;
 }
+
+/// An index of several pages is kept on disk as its top and the pages that were read.
+#[tokio::test]
+async fn pages_of_an_index_are_read_from_disk() {
+    let directory = directory();
+    let world = world(7, directory.path());
+    let server = world.start().await;
+    let mut streams = Vec::new();
+    for _ in 0..300 {
+        let stream = server.create_log().await;
+        let batch = batch(stream.id(), 0, 1, 50);
+        append(&server.store, &stream, &batch).await.await.unwrap();
+        streams.push((stream.id(), batch));
+    }
+    server.store.flush().await.unwrap();
+    assert_eq!(server.store.stats().objects, 1);
+    server.close().await;
+
+    let wanted = [3, 150, 299];
+    let server = start(&world).await;
+    for at in wanted {
+        let (id, batch) = &streams[at];
+        assert_eq!(read(&server, *id).await, std::slice::from_ref(batch));
+    }
+    wait_until_written(&server).await;
+    assert_eq!(reads(&server), 7, "the top, three pages, and three blocks");
+    server.close().await;
+
+    let server = start(&world).await;
+    for at in wanted {
+        let (id, batch) = &streams[at];
+        assert_eq!(read(&server, *id).await, std::slice::from_ref(batch));
+    }
+    assert_eq!((reads(&server), stats(&server).damaged), (0, 0));
+    // A page that was not read before is fetched with its block; the top is on disk.
+    let (id, batch) = &streams[80];
+    assert_eq!(read(&server, *id).await, std::slice::from_ref(batch));
+    assert_eq!(reads(&server), 2);
+    server.close().await;
+}

@@ -128,8 +128,7 @@ fn every_flipped_bit_and_every_truncation_is_detected() {
     }
 }
 
-/// The same for an index of several pages. Its blocks are left out: each of them is like those of
-/// the small object.
+/// Flips and truncations behind the blocks, where the index has several pages.
 #[test]
 fn every_flipped_bit_of_an_index_of_several_pages_is_detected() {
     let content: Content =
@@ -168,7 +167,7 @@ fn a_directory_states_what_the_object_has() {
 
     let older = Whole::open(version_1(&bytes)).unwrap();
     assert_eq!((older.format, older.origin), (1, None));
-    let without_labels = whole.rows.iter().cloned().map(|row| DirectoryRow { label: None, ..row });
+    let without_labels = whole.rows.into_iter().map(|row| DirectoryRow { label: None, ..row });
     assert!(older.rows.iter().cloned().eq(without_labels), "they follow from the index");
 }
 

@@ -8,8 +8,8 @@ use object_store::{GetOptions, GetRange, ObjectStore};
 use uuid::Uuid;
 
 use super::get::read_again;
-use super::whole::nonce_in;
 use super::{Request, within};
+use crate::naming::nonce_in;
 use crate::object::{
     self, Damage, DecodeError, DirectoryRow, FOOTER_BYTES, Footer, Origin, VERSION_1,
 };

@@ -241,8 +241,8 @@ impl Objects {
         delete_object(self.store(RequestClass::CleanUp), name).await
     }
 
-    /// Returns the blocks of `stream` that end after `from`, and perhaps some before them, in offset
-    /// order.
+    /// Returns the blocks of `stream` that end after `from`, in offset order, perhaps with some
+    /// before them.
     pub(crate) async fn blocks(
         &self,
         object: &Arc<ObjectInfo>,
@@ -342,8 +342,8 @@ impl Objects {
                     None => {
                         last_try = true;
                         let is_missing = |number: &usize| {
-                            !under_way.has(&key(*number))
-                                && core.cache.peek(&key(*number)).is_none()
+                            let key = key(*number);
+                            !under_way.has(&key) && core.cache.peek(&key).is_none()
                         };
                         let count = (next..numbers.end).take_while(is_missing).count();
                         let run = next..next + count;
@@ -374,8 +374,7 @@ impl Objects {
         Ok(Outcome::Ready(pages))
     }
 
-    /// Returns the blocks of `stream` that end after `from`, and perhaps some before them, as far
-    /// as their part of the index is cached.
+    /// Returns what [`Self::blocks`] would, as far as that part of the index is cached.
     fn cached_blocks(
         &self,
         object: &ObjectInfo,

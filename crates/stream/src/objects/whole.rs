@@ -8,11 +8,10 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt};
-use uuid::Uuid;
 
 use super::directory::Directory;
 use super::{Request, within};
-use crate::naming::CATALOGS_DIRECTORY;
+use crate::naming::{CATALOGS_DIRECTORY, nonce_in};
 use crate::object::{self, Block, Contents, Damage, FOOTER_BYTES, Footer, HEADER_BYTES};
 use crate::object_error::{ObjectError, found};
 
@@ -113,16 +112,6 @@ async fn get(
     Ok(bytes)
 }
 
-/// Returns the nonce in a name, if it is the name of an object: `docs/format/object.md`, 2.
-pub(super) fn nonce_in(name: &str) -> Option<Uuid> {
-    let (number, nonce) = name.rsplit('/').next()?.split_once('-')?;
-    let hexadecimal = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if number.len() != 16 || nonce.len() != 32 || !hexadecimal(number) || !hexadecimal(nonce) {
-        return None;
-    }
-    Uuid::try_parse(nonce).ok()
-}
-
 /// Lists what lies under `prefix`, or anywhere, in no particular order.
 pub(crate) async fn list_all(
     store: &dyn ObjectStore,
@@ -187,6 +176,7 @@ pub(crate) async fn delete_object(store: &dyn ObjectStore, name: &str) -> Result
 #[cfg(test)]
 mod tests {
     use object_store::memory::InMemory;
+    use uuid::Uuid;
 
     use super::*;
     use crate::object::{Encoder, ORIGIN, version_1};
