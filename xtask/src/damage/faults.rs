@@ -161,6 +161,7 @@ pub(super) const FAULTS: &[Fault] = &[
     fault("log: flip in changes of the catalog", true, |s, r| {
         in_record(s, r, &[Class::Catalog], false)
     }),
+    fault("object: flip in the directory", true, |s, r| in_object(s, r, Part::Directory, flip_of)),
 ];
 
 #[derive(Clone, Copy)]
@@ -188,6 +189,7 @@ enum Slots {
 enum Part {
     Header,
     Block,
+    Directory,
     Index,
     Footer,
 }
@@ -508,6 +510,7 @@ fn in_object(
     let mut plan = Plan::bounded();
     let (at, len) = match part {
         Part::Header => (0, 32),
+        Part::Directory => object.directory,
         Part::Footer => object.footer,
         Part::Index => {
             plan.reaches_object(object);

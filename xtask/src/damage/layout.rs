@@ -93,6 +93,8 @@ pub(super) struct Object {
     pub(super) name: String,
     pub(super) len: u64,
     pub(super) blocks: Vec<Block>,
+    /// Position and length.
+    pub(super) directory: (u64, u64),
     /// Position and length of the pages and the top.
     pub(super) index: (u64, u64),
     pub(super) footer: (u64, u64),
@@ -180,7 +182,8 @@ pub(super) fn objects(files: &Files) -> Vec<Object> {
 fn object(name: &str, content: &Content) -> Option<Object> {
     let footer_at = content.len.checked_sub(FOOTER).filter(|at| *at >= OBJECT_HEADER)?;
     let footer = content.range(footer_at, FOOTER);
-    if &footer[52..60] != b"ALLUVEND" {
+    // The server writes format version 2 only.
+    if &footer[52..60] != b"ALLUVEND" || u32_at(&footer, 20) != 2 {
         return None;
     }
     // The pages are entries without a gap; the top follows them.
@@ -188,6 +191,8 @@ fn object(name: &str, content: &Content) -> Option<Object> {
     let entries_len = u64::from(u32_at(&footer, 44)) * INDEX_ENTRY;
     let index_at = top_at.checked_sub(entries_len)?;
     let index = (index_at, entries_len + top_len);
+    let directory_len = u64::from(u32_at(&footer, 40));
+    let directory = (index_at.checked_sub(directory_len)?, directory_len);
     let entries = content.range(index_at, entries_len);
     let block = |entry: &[u8]| Block {
         at: u64_at(entry, 24),
@@ -202,6 +207,7 @@ fn object(name: &str, content: &Content) -> Option<Object> {
         name: name.to_owned(),
         len: content.len,
         blocks: entries.chunks_exact(INDEX_ENTRY as usize).map(block).collect(),
+        directory,
         index,
         footer: (footer_at, FOOTER),
     })
