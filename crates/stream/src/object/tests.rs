@@ -428,3 +428,47 @@ fn an_object_of_a_later_version_is_no_damage() {
     later[footer_at + 60..].copy_from_slice(&crc.to_le_bytes());
     assert!(is_later(&later));
 }
+
+#[test]
+fn parts_of_two_objects_are_no_object() {
+    let (bytes, _) = encode(&small());
+    for header in [
+        encode_header(VERSION, Uuid::from_u128(0x1234_5679)),
+        encode_header(VERSION_1, Uuid::from_u128(0x1234_5678)),
+    ] {
+        let mixed = [&header[..], &bytes[HEADER_BYTES..]].concat();
+        let error = Whole::open(mixed.into()).unwrap_err().to_string();
+        assert!(error.contains("the footer does not belong to the header"), "{error}");
+    }
+}
+
+#[test]
+fn blocks_of_two_pages_follow_one_another() {
+    let block = |number: u64, position: u64| Block {
+        stream: StreamId(number),
+        start: StreamOffset(0),
+        end: StreamOffset(1),
+        position,
+        len_bytes: 25,
+        entries: 1,
+        max_timestamp_ms: 0,
+        crc32c: 0,
+    };
+    let page = PAGE_ENTRIES as u64;
+    for gap in [0, 1] {
+        let at = |number: u64| 32 + 25 * number + if number < page { 0 } else { gap };
+        let blocks: Vec<_> = (0..page + 2).map(|number| block(number, at(number))).collect();
+        let mut index = BytesMut::new();
+        let top_bytes = index::encode(&blocks, &mut index);
+        let top_at = index.len() - top_bytes;
+        let place = IndexPlace {
+            format: VERSION,
+            position: at(page + 2) + top_at as u64,
+            len_bytes: top_bytes as u64,
+            crc32c: crc32c::crc32c(&index[top_at..]),
+        };
+        let decoded = place.decode(&index, Some(at(page + 2)));
+        assert_eq!(decoded.is_ok(), gap == 0, "a gap of {gap}");
+        assert!(place.decode(&index, Some(at(page + 2) + 1)).is_err(), "data behind the blocks");
+    }
+}
