@@ -7,7 +7,7 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
-use alluvium_stream::chain::{Chain, ChainState, list_stores};
+use alluvium_stream::chain::{Chain, ChainState, list_stores, list_stores_with_data};
 use alluvium_stream::{ObjectError, Options, StreamId};
 use clap::{Args, Subcommand};
 use object_store::ObjectStore;
@@ -85,6 +85,26 @@ impl CatalogArgs {
         chosen(&self.url()?, objects, self.store).await
     }
 
+    /// Returns the store that was chosen, or else that of a log, or else the only one that has a
+    /// catalog or data.
+    ///
+    /// # Errors
+    /// There is none, or several and none was chosen.
+    pub(crate) async fn chosen_with_data(
+        &self,
+        objects: &dyn ObjectStore,
+        of_log: Option<Uuid>,
+    ) -> Result<Uuid, Failure> {
+        if let Some(store) = self.store.or(of_log) {
+            return Ok(store);
+        }
+        let url = self.url()?;
+        let stores = list_stores_with_data(objects).await;
+        let stores = stores
+            .map_err(|error| Failure::Failed(format!("object store {url}: {}", error.reason())))?;
+        only(&url, &stores, "there is no catalog and no data")
+    }
+
     /// Reads the catalog.
     ///
     /// # Errors
@@ -117,11 +137,17 @@ async fn chosen(
     if let Some(store) = store {
         return Ok(store);
     }
-    match list_stores(objects).await.map_err(|error| failed(error.reason()))?[..] {
-        [] => Err(failed("there is no catalog".into())),
-        [only] => Ok(only),
+    let stores = list_stores(objects).await.map_err(|error| failed(error.reason()))?;
+    only(url, &stores, "there is no catalog")
+}
+
+/// Returns the only one of the stores in an object store.
+fn only(url: &ObjectStoreUrl, stores: &[Uuid], none: &str) -> Result<Uuid, Failure> {
+    match stores {
+        [] => Err(Failure::Failed(format!("object store {url}: {none}"))),
+        [only] => Ok(*only),
         [first, .., _] => Err(Failure::Usage(format!(
-            "object store {url}: it has the catalogs of several servers. Choose one with --store, \
+            "object store {url}: it is used by several servers. Choose one with --store, \
              for example {first}; `alluvium catalog list` shows them"
         ))),
     }

@@ -1,32 +1,45 @@
-//! `alluvium rebuild`: gives a store whose write-ahead log is lost a new one.
+//! `alluvium rebuild`: brings a server back after a loss: of its write-ahead log, of a part of its
+//! catalog in the object store, or of all of it.
+
+mod report;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use alluvium_device::OpenOptions;
-use alluvium_stream::{LostEnd, Options, Rebuild};
+use alluvium_broker::{BrokerFold, Restored, restore_metadata};
+use alluvium_device::{Access, OpenOptions, SharedDevice};
+use alluvium_stream::chain::ChainStream;
+use alluvium_stream::{
+    Fold, KIND_LOG, Options, Rebuild, RebuildError, RebuildStep, StreamId, locate,
+};
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use clap::Args;
-use serde::Serialize;
-use uuid::Uuid;
+use object_store::ObjectStore;
 
+use self::report::Report;
 use crate::admin::Health;
 use crate::catalog::{self, CatalogArgs};
 use crate::config::limits;
-use crate::output::{self, Failure, Table};
+use crate::output::{self, Failure};
+use crate::progress::Meter;
 use crate::storage::{self, lock_directory, open_device};
-use crate::units::{Size, counted};
+use crate::units::Size;
 
-/// Rebuild a server whose write-ahead log is lost from its object store.
+/// Bring a server back from its object store after a loss.
 ///
-/// Everything that was uploaded is kept: records, topics, settings, users, committed offsets. What
-/// was only in the lost log is lost: records since the last upload, and changes of topics, settings
-/// and users of about the last second. The command prints what that is. Partitions continue beyond
-/// everything that may have been handed out, so that no offset gets a second record, and leader
-/// epochs report the truncation to consumers.
+/// The write-ahead log is lost: everything that was uploaded is kept: records, topics, settings,
+/// users, committed offsets. What was only in the lost log is lost: records since the last upload,
+/// and changes of topics, settings and users of about the last second. The command prints what that
+/// is. Partitions continue beyond everything that may have been handed out, so that no offset gets
+/// a second record, and leader epochs report the truncation to consumers. If the old log still
+/// exists, start the server with it instead.
 ///
-/// Without --accept-loss nothing is changed. If the old log still exists, start the server with it
-/// instead. A server that still runs with the old log stops when it next writes to the object
-/// store, and what it accepts until then is lost, too: stop it first.
+/// The catalog in the object store is damaged, older than the log, or lost: with --from-objects it
+/// is put together from its readable parts, from the objects, and from the log if --wal names the
+/// one of the server.
+///
+/// Without --accept-loss nothing is changed. A server that still runs stops when it next writes to
+/// the object store, and what it accepts until then is lost, too: stop it first.
 #[derive(Args, Debug)]
 #[command(
     after_help = "Exit codes: 0 done, and nothing is lost; 1 refused or failed, nothing has \
@@ -36,8 +49,8 @@ use crate::units::{Size, counted};
 pub(crate) struct RebuildArgs {
     #[command(flatten)]
     catalog: CatalogArgs,
-    /// The new write-ahead log: a file, which is created if it is missing, or a block device. One
-    /// that was in use is refused.
+    /// The write-ahead log: a file, which is created if it is missing, or a block device. One that
+    /// was in use is refused, except with --from-objects the log of the server.
     #[arg(long, env = "ALLUVIUM_WAL", value_name = "PATH", required_unless_present = "dry_run")]
     wal: Option<PathBuf>,
     /// The size of a new file or the part of a device that is used. Default: 2 GiB for a file, all
@@ -55,6 +68,10 @@ pub(crate) struct RebuildArgs {
     /// The number of the server, recorded for information.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     node_id: u32,
+    /// Put the catalog together from what is left of it and from the objects. Reads what each
+    /// object holds that the catalog does not have.
+    #[arg(long)]
+    from_objects: bool,
     /// Print what is lost, and change nothing.
     #[arg(long, conflicts_with = "accept_loss")]
     dry_run: bool,
@@ -66,128 +83,27 @@ pub(crate) struct RebuildArgs {
     json: bool,
 }
 
-/// What is lost, and whether the store was rebuilt.
-#[derive(Serialize)]
-struct Report {
-    store: Uuid,
-    /// The lost log.
-    lost_wal: Uuid,
-    /// The new one, if the store was bound to it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    wal: Option<Uuid>,
-    /// The last server has stopped after it had uploaded everything: nothing is lost.
-    clean: bool,
-    /// When the last change of the catalog was written, in milliseconds since the Unix epoch. What
-    /// was appended or changed after it is lost, and not known.
-    written_at_ms: u64,
-    streams: usize,
-    objects: usize,
-    lost: Vec<LostView>,
-}
-
-/// The end of a partition, or of the server's own state, that is lost.
-#[derive(Serialize)]
-struct LostView {
-    stream: u64,
-    name: String,
-    /// The first offset that is lost.
-    from: u64,
-    /// The offsets from `from` up to it were durable and are lost. Later ones may be lost, too.
-    known_end: u64,
-    /// The offset of the next record.
-    resume: u64,
-}
-
-impl Report {
-    fn of(rebuild: &Rebuild) -> Self {
-        let state = rebuild.state();
-        let names = catalog::stream_names(state);
-        let view = |lost: &LostEnd| LostView {
-            stream: lost.stream.0,
-            name: names
-                .get(&lost.stream)
-                .cloned()
-                .unwrap_or_else(|| format!("stream {}", lost.stream)),
-            from: lost.from.0,
-            known_end: lost.known_end.0,
-            resume: lost.resume.0,
-        };
-        Self {
-            store: state.header.store,
-            lost_wal: state.header.wal,
-            wal: None,
-            clean: rebuild.is_clean(),
-            written_at_ms: state.header.written_at_ms,
-            streams: state.streams.len(),
-            objects: state.objects.len(),
-            lost: rebuild.lost_ends().iter().map(view).collect(),
-        }
-    }
-
-    fn show(&self, json: bool) -> Result<(), Failure> {
-        if json { output::json(self) } else { self.print() }
-    }
-
-    fn print(&self) -> Result<(), Failure> {
-        let seconds = self.written_at_ms / 1000;
-        output::line(format_args!(
-            "store {}: {} and {} are in the object store, as of {seconds} s since the Unix epoch",
-            self.store,
-            counted(self.streams as u64, "stream", "streams"),
-            counted(self.objects as u64, "object", "objects"),
-        ))?;
-        if self.clean {
-            return output::line(format_args!(
-                "the last server has stopped after everything was uploaded: nothing is lost"
-            ));
-        }
-        let mut table = Table::of_text(&["LOST FROM OFFSET", "AT LEAST", "CONTINUES AT", "OF"]);
-        let mut known = 0u64;
-        for lost in self.lost.iter().filter(|lost| lost.known_end > lost.from) {
-            known += 1;
-            let records = lost.known_end - lost.from;
-            table.row(vec![
-                lost.from.to_string(),
-                counted(records, "offset", "offsets"),
-                lost.resume.to_string(),
-                lost.name.clone(),
-            ]);
-        }
-        if known > 0 {
-            output::line(format_args!("\n{table}\n"))?;
-        }
-        output::line(format_args!(
-            "{} with records that are known to be lost. Records that were appended later than \
-             {seconds} s since the Unix epoch are lost in all of {}, and so are changes of topics, \
-             settings and users since then",
-            counted(known, "stream", "streams"),
-            counted(self.lost.len() as u64, "stream", "streams"),
-        ))
-    }
-}
-
 /// Rebuilds a store.
 ///
 /// # Errors
-/// The catalog cannot be read; the log is not a new one; or records would be lost and that was not
-/// accepted.
+/// The catalog cannot be read; the log is not the right one; or something would be lost and that
+/// was not accepted.
 pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
     output::start_logging("warn,alluvium=info,alluvium::progress=info")?;
     // Before anything is read: no server may run meanwhile.
     let lock =
         args.data_dir.as_deref().filter(|_| !args.dry_run).map(lock_directory).transpose()?;
-    let (rebuild, objects) = catalog::blocking(async {
-        let url = args.catalog.url()?;
-        let objects = match args.dry_run {
-            true => crate::objects::open_to_read(&url)?,
-            false => crate::objects::open(&url)?,
-        };
-        let store = args.catalog.chosen(&*objects).await?;
-        let rebuild = Rebuild::load(&objects, store, &Options::default()).await;
-        let failed = |error| Failure::Failed(format!("object store {url}: {error}"));
-        Ok((rebuild.map_err(failed)?, objects))
-    })?;
-    let mut report = Report::of(&rebuild);
+    let log = match (&args.wal, args.from_objects) {
+        (Some(path), true) => used_log(args, path)?,
+        _ => None,
+    };
+    let loaded = catalog::blocking(load(args, log.clone()))?;
+    let Some((mut rebuild, objects)) = loaded else { return Ok(()) };
+    let restored = match args.from_objects {
+        true => restore(&mut rebuild),
+        false => Restored::default(),
+    };
+    let mut report = Report::of(&rebuild, &restored);
     let is_refused = !args.dry_run && !args.accept_loss && !report.clean;
     if args.dry_run || is_refused {
         report.show(args.json)?;
@@ -201,18 +117,21 @@ pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
     let (Some(wal), Some(data_dir), Some(_lock)) = (&args.wal, &args.data_dir, &lock) else {
         return Err(Failure::Usage("--wal and --data-dir are needed".into()));
     };
-    let header = new_log(args, wal)?;
+    let header = match &log {
+        Some((_, header)) => header.clone(),
+        None => new_log(args, wal)?,
+    };
     let bound = catalog::blocking(async {
         rebuild.bind(&objects, &header, args.node_id).await.map_err(Failure::new)
     })?;
     storage::write_wal_id(data_dir, header.wal_id)?;
-    report.wal = Some(header.wal_id);
+    report.set_wal(header.wal_id);
     report.show(args.json)?;
     if !args.json {
         let was = if bound { "is" } else { "was already" };
         output::line(format_args!(
             "store {} {was} bound to write-ahead log {} in {}: start the server with it",
-            report.store,
+            report.store(),
             header.wal_id,
             wal.display()
         ))?;
@@ -220,6 +139,84 @@ pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
     match report.clean || !bound {
         true => Ok(()),
         false => Err(Failure::Lost("records are or may be lost, as stated".into())),
+    }
+}
+
+/// Reads what is left of the store; `None` if nothing is lost.
+async fn load(
+    args: &RebuildArgs,
+    log: Option<(SharedDevice, HeaderInfo)>,
+) -> Result<Option<(Rebuild, Arc<dyn ObjectStore>)>, Failure> {
+    let url = args.catalog.url()?;
+    let objects = match args.dry_run {
+        true => crate::objects::open_to_read(&url)?,
+        false => crate::objects::open(&url)?,
+    };
+    let failed = |error: RebuildError| Failure::Failed(format!("object store {url}: {error}"));
+    let options = Options::default();
+    if !args.from_objects {
+        let store = args.catalog.chosen(&*objects).await?;
+        let rebuild = Rebuild::load(&objects, store, &options).await.map_err(failed)?;
+        return Ok(Some((rebuild, objects)));
+    }
+    let of_log = match &log {
+        Some((_, header)) => Some(locate(&*objects, header.wal_id).await.map_err(Failure::new)?),
+        None => None,
+    };
+    let store = args.catalog.chosen_with_data(&*objects, of_log).await?;
+    let log = log.map(|(device, _)| device);
+    let directories = Meter::new("reading what objects hold");
+    let records = Meter::new("reading records for checkpoints");
+    let (directories, records) = (directories.callback(), records.callback());
+    let progress = move |step: RebuildStep, done: u64, total: u64| match step {
+        RebuildStep::Directories => directories(done, total),
+        RebuildStep::Records => records(done, total),
+    };
+    let fold: Arc<dyn Fold> = Arc::new(BrokerFold);
+    let rebuild = Rebuild::from_objects(&objects, store, log, &fold, &options, &progress).await;
+    match rebuild {
+        Ok(rebuild) => Ok(Some((rebuild, objects))),
+        Err(not_needed @ RebuildError::NotNeeded(_)) => {
+            output::line(format_args!("store {store}: {not_needed}"))?;
+            Ok(None)
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Gives names to streams whose entries in the catalog are lost.
+fn restore(rebuild: &mut Rebuild) -> Restored {
+    let term = rebuild.state().head.term;
+    let state = rebuild.state_mut();
+    let mut reserved = state.reserved;
+    let labels = state.streams.iter().map(|(id, stream)| (*id, &stream.label[..]));
+    let restored = restore_metadata(&state.meta, labels, term, || {
+        reserved = StreamId(reserved.0 + 1);
+        StreamId(reserved.0 - 1)
+    });
+    state.reserved = reserved;
+    state.meta.extend(restored.meta.clone());
+    for (id, label) in &restored.streams {
+        let stream = ChainStream { kind: KIND_LOG, label: label.clone(), ..ChainStream::default() };
+        state.streams.insert(*id, stream);
+    }
+    restored
+}
+
+/// Opens the log if it was in use. A dry run only reads it, also while a server runs.
+fn used_log(
+    args: &RebuildArgs,
+    path: &Path,
+) -> Result<Option<(SharedDevice, HeaderInfo)>, Failure> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let access = if args.dry_run { Access::ReadOnly } else { Access::Exclusive };
+    let device = alluvium_device::open(path, &OpenOptions { access, ..OpenOptions::default() })?;
+    match Wal::inspect(&device) {
+        Ok(inspection) if inspection.header.epoch > 0 => Ok(Some((device, inspection.header))),
+        Ok(_) | Err(OpenError::NotFormatted { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -240,8 +240,16 @@ async fn recover(
                 )
             }
             StoreError::Object(error) if error.is_loss() => {
-                ". Restore that object from a copy of the object store".to_owned()
+                format!(
+                    ". Restore that object from a copy of the object store, or put the catalog \
+                     together from what is left: `alluvium rebuild --from-objects --dry-run --wal \
+                     {wal}` shows what is lost"
+                )
             }
+            StoreError::OldCatalog { .. } => format!(
+                ". If there is no newer copy of the object store: `alluvium rebuild \
+                 --from-objects --dry-run --wal {wal}` shows what is lost"
+            ),
             _ => String::new(),
         };
         Failure::Failed(format!("write-ahead log {wal}, object store {url}: {error}{advice}"))

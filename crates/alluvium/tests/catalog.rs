@@ -438,7 +438,7 @@ fn catalogs_are_listed_and_exported() {
     parts.start_with("data2", "wal2", "objects", &[]).stop(Signal::TERM);
     let two = parts.wal_id("wal2");
     contains(&ok(&list), &[&id, &two]);
-    contains(&refused(2, &export), &["catalogs of several servers", "--store"]);
+    contains(&refused(2, &export), &["used by several servers", "--store"]);
     assert_eq!(ok(&[&export[..], &["--store", &id]].concat()), printed);
     let other = ok_json(&[&export[..], &["--store", &two]].concat());
     assert_eq!((&other["store"], &other["objects"]), (&(*two).into(), &serde_json::json!([])));

@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::path::PathBuf;
 
 use rustix::process::Signal;
 use support::parts::Parts;
@@ -126,4 +127,116 @@ fn a_rebuild_needs_a_new_log_and_no_running_server() {
         &["no such directory"],
     );
     contains(&refused(2, &["rebuild", "--object-store", &elsewhere]), &["--wal"]);
+}
+
+/// Returns the files of a catalog whose path has this part, in order.
+fn catalog_files(parts: &Parts, part: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut directories = vec![parts.path("objects").join("catalogs")];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => directories.push(path),
+                false if text(&path).contains(part) => found.push(path),
+                false => {}
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn a_damaged_catalog_is_put_together_and_nothing_is_lost_if_the_log_is_there() {
+    let parts = Parts::new();
+    let server = parts.start("wal", "200ms");
+    ok(&["topic", "create", "a", "--bootstrap", &server.kafka, "--partitions", "2"]);
+    for value in ["1", "2", "3"] {
+        assert_eq!(produce(&server.kafka, "a", value.as_bytes()).unwrap(), 0);
+        wait_until_published(&server);
+    }
+    server.stop(Signal::KILL);
+    let server = parts.start("wal", "24h");
+    assert_eq!(produce(&server.kafka, "a", b"4").unwrap(), 0);
+    server.stop(Signal::KILL);
+    // The object with the second record.
+    let entries = catalog_files(&parts, "/chain/");
+    let mut bytes = fs::read(&entries[4]).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&entries[4], bytes).unwrap();
+
+    let (wal, data) = (parts.path("wal"), parts.path("data"));
+    let url = parts.url("objects");
+    let mut command = parts.command("data", "wal", "objects", &[]);
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    contains(&stderr(&output), &["does not match its checksum", "alluvium rebuild --from-objects"]);
+
+    let dry = ["rebuild", "--object-store", &url, "--dry-run", "--from-objects", "--wal"];
+    let report = ok_json(&[&dry[..], &[text(&wal), "--json"]].concat());
+    let found = &report["from_objects"];
+    assert_eq!(found["catalog"].as_array().unwrap().len(), 1, "{report}");
+    for none in ["lost_records", "lost_log_records", "missing_objects", "damaged_objects"] {
+        assert_eq!(found[none].as_array().unwrap().len(), 0, "{none}: {report}");
+    }
+    assert_eq!(report["lost"].as_array().unwrap().len(), 0, "{report}");
+    let refusal = refused(1, &words(&parts.rebuild("wal", &["--from-objects"])));
+    contains(&refusal, &["nothing has changed", "--accept-loss"]);
+    let rebuilt = run(&words(&parts.rebuild("wal", &["--from-objects", "--accept-loss"])));
+    assert_eq!(rebuilt.status.code(), Some(3), "{}", stderr(&rebuilt));
+    contains(&String::from_utf8(rebuilt.stdout).unwrap(), &["0 ranges of offsets are lost"]);
+    let again = ok(&words(&parts.rebuild("wal", &["--from-objects"])));
+    contains(&again, &["nothing is lost"]);
+
+    let server = parts.start("wal", "200ms");
+    assert_eq!(consume(&server.kafka, "a"), ["1", "2", "3", "4"]);
+    assert_eq!(produce(&server.kafka, "a", b"5").unwrap(), 0);
+    server.stop(Signal::TERM);
+    let server = parts.start("wal", "200ms");
+    assert_eq!(consume(&server.kafka, "a"), ["1", "2", "3", "4", "5"]);
+    server.stop(Signal::TERM);
+    assert!(data.is_dir());
+}
+
+#[test]
+fn topics_come_back_from_objects_alone() {
+    let parts = Parts::new();
+    let server = parts.start("wal", "200ms");
+    ok(&["topic", "create", "a", "--bootstrap", &server.kafka]);
+    ok(&["topic", "create", "empty", "--bootstrap", &server.kafka]);
+    for value in ["1", "2"] {
+        assert_eq!(produce(&server.kafka, "a", value.as_bytes()).unwrap(), 0);
+        wait_until_published(&server);
+    }
+    server.stop(Signal::TERM);
+    fs::remove_dir_all(parts.path("objects").join("catalogs")).unwrap();
+    fs::remove_file(parts.path("wal")).unwrap();
+    fs::remove_dir_all(parts.path("data")).unwrap();
+
+    let (url, more) = (parts.url("objects"), ["--from-objects", "--accept-loss", "--json"]);
+    let dry = ok(&["rebuild", "--object-store", &url, "--dry-run", "--from-objects"]);
+    contains(&dry, &["topic a: 1 partition found; its settings are lost"]);
+    assert!(!parts.path("objects").join("catalogs").exists());
+    let rebuilt = run(&words(&parts.rebuild("new", &more)));
+    assert_eq!(rebuilt.status.code(), Some(3), "{}", stderr(&rebuilt));
+    let report: serde_json::Value = serde_json::from_slice(&rebuilt.stdout).unwrap();
+    let topics = report["from_objects"]["restored_topics"].as_array().unwrap();
+    assert_eq!(topics.len(), 1, "{report}");
+    assert_eq!(topics[0]["settings_lost"], true);
+    let lost = report["lost"].as_array().unwrap().iter();
+    let of_a = lost.clone().find(|lost| lost["name"] == "partition 0 of topic a").unwrap();
+    assert_eq!(of_a["from"], 2, "{report}");
+    assert!(of_a["resume"].as_u64().unwrap() > 1 << 40, "{report}");
+
+    let server = parts.start("new", "200ms");
+    assert_eq!(consume(&server.kafka, "a"), ["1", "2"]);
+    assert_eq!(produce(&server.kafka, "a", b"3").unwrap(), 0);
+    assert_eq!(consume(&server.kafka, "a"), ["1", "2", "3"]);
+    let settings = ok(&["topic", "describe", "a", "--bootstrap", &server.kafka]);
+    contains(&settings, &["retention.ms"]);
+    server.stop(Signal::KILL);
+    let server = parts.start("new", "200ms");
+    assert_eq!(consume(&server.kafka, "a"), ["1", "2", "3"]);
+    server.stop(Signal::TERM);
 }

@@ -33,6 +33,7 @@
 //!   quotas; fetch sessions; producer IDs
 //! - `security/`: listeners, TLS, SASL, ACLs
 //! - `pattern.rs`: regular expressions in bounded time
+//! - `restore.rs`: lost metadata of streams, from their labels
 //! - `label.rs`: labels of streams
 //! - `metrics.rs`, `errors.rs`: metrics; errors and their Kafka codes
 #![forbid(unsafe_code)]
@@ -59,6 +60,7 @@ mod producer_ids;
 mod producer_state;
 mod quotas;
 mod records;
+mod restore;
 mod retention;
 mod security;
 mod server;
@@ -104,6 +106,7 @@ use topics::Topics;
 use transactions::Transactions;
 
 pub use label::Label;
+pub use restore::{Restored, RestoredTopic, UnnamedPartition, restore_metadata};
 pub use state_stream::StateError;
 pub use state_table::Corrupt;
 pub use topics::stream_names;

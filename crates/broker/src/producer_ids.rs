@@ -8,14 +8,14 @@ use tokio::sync::Mutex;
 use crate::errors::ApiError;
 
 /// The catalog key of the first ID that no block contains, as a decimal number.
-const META_KEY: &str = "producer-ids/next";
+pub(crate) const META_KEY: &str = "producer-ids/next";
 
 /// The catalog key of the store's term in which the last block was reserved, as a decimal number.
 const TERM_KEY: &str = "producer-ids/term";
 
 /// The number of IDs that are passed over in a new term: the catalog may have lost the last blocks
 /// that were reserved.
-const SKIPPED: i64 = 1_000_000_000;
+pub(crate) const SKIPPED: i64 = 1_000_000_000;
 
 /// The number of IDs that one commit of the catalog reserves. A restart loses the rest of a block.
 const BLOCK: i64 = 1_000;

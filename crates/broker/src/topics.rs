@@ -20,7 +20,7 @@ use crate::log_compaction;
 use crate::partition::{Partition, WRITER_EPOCH, current_leader_epoch};
 use crate::producer_state::Totals;
 
-const META_PREFIX: &str = "topic/";
+pub(crate) const META_PREFIX: &str = "topic/";
 
 /// Kafka's internal topics. This server keeps their content in state streams.
 pub(crate) const GROUP_TOPIC: &str = "__consumer_offsets";
@@ -95,11 +95,11 @@ pub(crate) enum TopicRef {
 
 /// The catalog entry of a topic.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Stored {
-    id: Uuid,
+pub(crate) struct Stored {
+    pub(crate) id: Uuid,
     /// The partitions' streams, in order.
-    streams: Vec<StreamId>,
-    configs: Overrides,
+    pub(crate) streams: Vec<StreamId>,
+    pub(crate) configs: Overrides,
 }
 
 /// Creates a stream for each partition of a topic whose stream does not exist: damage of the log

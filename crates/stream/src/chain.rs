@@ -4,6 +4,7 @@
 //!
 //! - `fuzz.rs`: the checks of the fuzz target
 //! - `writer.rs`, `clean_up.rs`: the one writer of a chain: fences and deltas; deletion
+//! - `salvage.rs`: what is left of a damaged chain
 //! - `objects.rs`: its objects in the object store; loading
 //! - `snapshot.rs`, `state.rs`: the bytes of a snapshot; the state of the catalog
 //! - `entry.rs`, `body.rs`, `change.rs`: fences and deltas; their bodies; the changes in them
@@ -15,6 +16,7 @@ mod entry;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod objects;
+mod salvage;
 mod snapshot;
 mod state;
 mod writer;
@@ -24,7 +26,8 @@ pub use change::{ChainChange, ChainObject};
 pub(crate) use change::{decode_recorded, encode_recorded};
 pub use clean_up::{CleanUp, DELETION_AGE};
 pub use entry::Entry;
-pub use objects::{Chain, SnapshotName, list_stores};
+pub use objects::{Chain, SnapshotName, list_stores, list_stores_with_data};
+pub use salvage::{LostObjects, Salvaged};
 pub use snapshot::Snapshot;
 pub use state::{ChainState, ChainStream, Gaps, Head};
 pub(crate) use writer::RESERVED_STREAMS;

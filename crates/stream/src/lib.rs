@@ -12,7 +12,7 @@
 //!
 //! - `writer.rs`, `compact/rewrite.rs`: a stream's one writer; rewriting of batches
 //! - `store.rs`: all streams of one WAL; opening and closing
-//! - `rebuild.rs`, `migrate.rs`, `migrate/`: a new WAL in place of a lost one; the catalog of
+//! - `rebuild.rs`, `rebuild/`, `migrate.rs`, `migrate/`: rebuild after a loss; the catalog of
 //!   earlier versions
 //! - `upload.rs`, `pace.rs`, `compact.rs`, `object_cleaner.rs`: uploads and their rate; object
 //!   compaction; deletion of objects
@@ -118,8 +118,9 @@ pub use objects::{
 };
 pub use open::locate;
 pub use options::{DiskCacheOptions, Options};
-pub use rebuild::{LostEnd, Rebuild, RebuildError};
+pub use rebuild::{FromObjects, LostEnd, Rebuild, RebuildError, RebuildProgress, RebuildStep};
 pub use record::{End, Ends, StreamRecord, decode_record};
+pub use recover::LogLoss;
 pub use replay::{History, Replay};
 pub use report::{Gap, GapCause, Lost, Recovery};
 pub use stats::Stats;

@@ -146,6 +146,13 @@ impl ObjectError {
         matches!(self, Self::Damaged { .. }) || self.is_not_found()
     }
 
+    /// Returns the path of the object in the object store.
+    pub fn object(&self) -> &str {
+        match self {
+            Self::Store { name, .. } | Self::Damaged { name, .. } => name,
+        }
+    }
+
     /// Returns the error without the object's name.
     pub fn reason(&self) -> String {
         match self {

@@ -78,6 +78,9 @@ pub(crate) struct OpenedChain {
     pub(crate) writer: ChainWriter,
     /// Stream ids that earlier openings have reserved.
     pub(crate) reserved_before: u64,
+    /// The last object was a fence: that of a rebuild, or of an opening that has ended before its
+    /// first delta. So the ids that the chain states as given to streams may be too low.
+    pub(crate) is_after_fence: bool,
 }
 
 /// Opens the catalog of the store that the WAL belongs to. Waits while the object store does not
@@ -107,9 +110,12 @@ async fn try_open(
     let chain = Chain::new(objects.clone(), store, options.retry());
     let state = chain.load().await?;
     let reserved_before = state.as_ref().map_or(0, |state| state.reserved.0);
+    let is_after_fence =
+        state.as_ref().is_some_and(|state| state.header.covers < state.header.version);
     let until = Instant::now() + ATTEMPT;
     let writer = ChainWriter::open(chain, state, until, |state| log.fence(state, None)).await;
-    Ok(OpenedChain { writer: writer.map_err(StoreError::from)?, reserved_before })
+    let writer = writer.map_err(StoreError::from)?;
+    Ok(OpenedChain { writer, reserved_before, is_after_fence })
 }
 
 /// Puts a second fence after the first one, with a higher term: the WAL has lost records.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use alluvium_device::SharedDevice;
-use alluvium_wal::{LogOffset, OpenError, Record, RecoveryReport, Wal};
+use alluvium_wal::{HeaderInfo, LogOffset, OpenError, Record, RecoveryReport, Wal};
 use bytes::Bytes;
 use object_store::ObjectStore;
 use parking_lot::Mutex;
@@ -67,11 +67,11 @@ pub(crate) async fn recover(
     progress: Option<alluvium_wal::Progress>,
 ) -> Result<Recovered, StoreError> {
     let began = Instant::now();
-    let inspected = device.clone();
-    let header = blocking(move || Wal::inspect(&inspected).map_err(open_error)).await?.header;
+    let header = inspect(device.clone()).await?;
     options.check(header.capacity_bytes)?;
     let log = LogHeader { header, node_id: wal_options.node_id };
-    let OpenedChain { writer, reserved_before } = open::open(objects, &log, options).await?;
+    let OpenedChain { writer, reserved_before, is_after_fence } =
+        open::open(objects, &log, options).await?;
     let (state, cache) = (writer.state().clone(), LogCache::new(options.cache_bytes));
     let max_record_bytes = wal_options.max_record_bytes;
     let walk = move || walk(device, &wal_options, state, cache, &*fold, progress);
@@ -92,7 +92,7 @@ pub(crate) async fn recover(
     let fence = writer.last_name();
     let state = writer.state();
     let mut next_stream = replay.next_stream_id;
-    if has_lost {
+    if has_lost || is_after_fence {
         // Ids may have been given to streams of which nothing is left.
         next_stream = next_stream.max(reserved_before);
     }
@@ -200,8 +200,41 @@ pub(crate) async fn recover(
     })
 }
 
+/// Reads the header of the WAL.
+pub(crate) async fn inspect(device: SharedDevice) -> Result<HeaderInfo, StoreError> {
+    blocking(move || Ok(Wal::inspect(&device).map_err(open_error)?.header)).await
+}
+
+/// What a WAL has lost, as its opening will find it.
+#[derive(Clone, Debug)]
+pub struct LogLoss {
+    /// See [`Recovery::gaps`].
+    pub gaps: Vec<Gap>,
+    /// See [`Recovery::lost_lists`].
+    pub lost_lists: u64,
+    /// Streams with records whose creation is lost. They are kept without a name.
+    pub orphans: Vec<StreamId>,
+    /// Streams with batches that are not in objects.
+    pub active: HashSet<StreamId>,
+}
+
+/// Reads the WAL as an opening with this catalog does, and changes nothing. Blocks.
+pub(crate) fn survey(device: &SharedDevice, state: ChainState) -> Result<LogLoss, StoreError> {
+    let cut = state.header.cut;
+    let bound = LargestCount(state.largest_count);
+    let mut replay = Replay::new(state, LogCache::new(u64::MAX))?;
+    let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
+    let report = Wal::scan(device, None, &mut visit).map_err(open_error)?;
+    replay.skip_lost(&report, cut, bound.max(LargestCount(replay.largest_count)));
+    let lost_lists = replay.lost_lists();
+    let has_batches = |tail: &Tail| tail.next > tail.uploaded_end;
+    let active = replay.streams.iter().filter(|(_, (_, tail))| has_batches(tail));
+    let active = active.map(|(id, _)| *id).collect();
+    Ok(LogLoss { gaps: replay.gaps, lost_lists, orphans: replay.orphans, active })
+}
+
 /// Runs blocking work.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
     let done = tokio::task::spawn_blocking(work).await;
@@ -612,6 +645,7 @@ impl Replay {
             }
             ChainChange::DeleteStream { id, .. } => {
                 self.deleted.insert(*id);
+                self.orphans.retain(|orphan| orphan != id);
                 let Some((_, mut tail)) = self.streams.remove(id) else { return };
                 self.gaps.retain(|gap| gap.stream != *id);
                 for batch in tail.pinned() {

@@ -90,6 +90,25 @@ pub struct BodyHeader {
 impl BodyHeader {
     pub(super) const BYTES: usize = 112;
 
+    /// Returns the values before the first object of the chain of a store.
+    pub(super) fn none(store: Uuid) -> Self {
+        Self {
+            store,
+            wal: Uuid::nil(),
+            incarnation: Uuid::nil(),
+            version: 0,
+            epoch: 0,
+            opening: 0,
+            node: 0,
+            is_clean: false,
+            written_at_ms: 0,
+            covers: 0,
+            cut: LogOffset(0),
+            wal_mark: 0,
+            next_stream: StreamId(0),
+        }
+    }
+
     pub(super) fn encode(&self, writer: &mut Writer) {
         for id in [self.store, self.wal, self.incarnation] {
             writer.uuid(id);

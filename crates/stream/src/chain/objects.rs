@@ -14,14 +14,14 @@ use super::snapshot::Snapshot;
 use super::state::{ChainState, Head};
 use crate::bandwidth::Bandwidth;
 use crate::damage::Damage;
-use crate::naming::{CATALOGS_DIRECTORY, catalog_prefix};
+use crate::naming::{CATALOGS_DIRECTORY, OBJECTS_DIRECTORY, catalog_prefix};
 use crate::object_error::ObjectError;
 use crate::objects::{Request, StoreHandle, Writer, delete_object, list_all, within};
 use crate::request_class::RequestClass;
 use crate::sequence::{HEADER_BYTES, MAX_BODY_BYTES, NUMBERS, Sealed, Sequence};
 
 /// Objects of the chain that are read at the same time.
-const READS: usize = 16;
+pub(super) const READS: usize = 16;
 /// Bytes of a large object that one GET fetches.
 const PIECE_BYTES: u64 = 8 << 20;
 /// The greatest length of a snapshot: a header, and a body whose length has 32 bits.
@@ -47,9 +47,25 @@ pub struct SnapshotName {
 /// # Errors
 /// The object store cannot be listed.
 pub async fn list_stores(store: &dyn ObjectStore) -> Result<Vec<Uuid>, ObjectError> {
-    let prefix = object_store::path::Path::from(CATALOGS_DIRECTORY);
+    list_ids(store, CATALOGS_DIRECTORY).await
+}
+
+/// Lists the stores that have a catalog or data in an object store, in order.
+///
+/// # Errors
+/// The object store cannot be listed.
+pub async fn list_stores_with_data(store: &dyn ObjectStore) -> Result<Vec<Uuid>, ObjectError> {
+    let mut stores = list_ids(store, CATALOGS_DIRECTORY).await?;
+    stores.extend(list_ids(store, OBJECTS_DIRECTORY).await?);
+    stores.sort_unstable();
+    stores.dedup();
+    Ok(stores)
+}
+
+async fn list_ids(store: &dyn ObjectStore, directory: &str) -> Result<Vec<Uuid>, ObjectError> {
+    let prefix = object_store::path::Path::from(directory);
     let listing = store.list_with_delimiter(Some(&prefix));
-    let listed = within(Request::List, CATALOGS_DIRECTORY, listing).await?;
+    let listed = within(Request::List, directory, listing).await?;
     let ids = listed.common_prefixes.iter().filter_map(|prefix| prefix.filename());
     Ok(ids.filter_map(|id| Uuid::try_parse(id).ok()).collect())
 }
@@ -309,7 +325,7 @@ impl Chain {
     }
 
     /// Reads a snapshot, whether or not it counts.
-    async fn decode_snapshot(
+    pub(super) async fn decode_snapshot(
         &self,
         &SnapshotName { number, nonce, size_bytes, .. }: &SnapshotName,
     ) -> Result<Snapshot, ObjectError> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use uuid::Uuid;
 
 use super::body::{BodyHeader, Hints, ObjectKind};
 use super::change::{ChainChange, ChainObject};
@@ -72,19 +73,11 @@ pub struct ChainState {
 }
 
 impl ChainState {
-    /// Returns the state after the first object of a chain.
-    ///
-    /// # Errors
-    /// The object cannot be the first one.
-    pub fn first(entry: Entry) -> Result<Self, Damage> {
-        let Entry { number, previous, term, kind, .. } = entry;
-        if (number, previous, kind) != (1, 0, ObjectKind::Fence) {
-            return damaged("it is not the first object of a chain");
-        }
-        let before = BodyHeader { version: 0, opening: 0, covers: 0, ..entry.body.header.clone() };
-        let mut state = Self {
-            head: Head { number: 0, link: 0, term, is_snapshot: false },
-            header: BodyHeader { epoch: 0, is_clean: false, ..before },
+    /// Returns the state before the first object of the chain of a store.
+    pub(super) fn none(store: Uuid) -> Self {
+        Self {
+            head: Head { number: 0, link: 0, term: 0, is_snapshot: false },
+            header: BodyHeader::none(store),
             reserved: StreamId(0),
             largest_count: 0,
             streams: BTreeMap::new(),
@@ -93,7 +86,18 @@ impl ChainState {
             incarnations: Vec::new(),
             gaps: Gaps::new(),
             hints: Hints::new(),
-        };
+        }
+    }
+
+    /// Returns the state after the first object of a chain.
+    ///
+    /// # Errors
+    /// The object cannot be the first one.
+    pub fn first(entry: Entry) -> Result<Self, Damage> {
+        if (entry.number, entry.previous, entry.kind) != (1, 0, ObjectKind::Fence) {
+            return damaged("it is not the first object of a chain");
+        }
+        let mut state = Self::none(entry.body.header.store);
         state.apply(entry)?;
         Ok(state)
     }
@@ -104,6 +108,12 @@ impl ChainState {
     /// It is not the next one of this chain. Nothing has changed.
     pub fn apply(&mut self, entry: Entry) -> Result<(), Damage> {
         self.check(&entry)?;
+        self.apply_checked(entry);
+        Ok(())
+    }
+
+    /// Applies an object that was checked.
+    pub(super) fn apply_checked(&mut self, entry: Entry) {
         let link = entry.link();
         let Entry { number, kind, term, body, .. } = entry;
         let version_before = self.header.version;
@@ -119,7 +129,6 @@ impl ChainState {
         self.head = Head { number, link, term, is_snapshot: false };
         self.header = BodyHeader { epoch: newest_epoch, ..body.header };
         self.hints = body.hints;
-        Ok(())
     }
 
     /// Checks that an object extends this one. Its changes are not checked: a chain with a change
@@ -129,16 +138,7 @@ impl ChainState {
         if entry.number != self.head.number + 1 || entry.previous != self.head.link {
             return damaged("it does not extend the object before it");
         }
-        if now.store != then.store {
-            return damaged(&format!("it belongs to store {}", now.store));
-        }
-        if now.version <= then.version {
-            let (now, then) = (now.version, then.version);
-            return damaged(&format!("its version {now} is not above {then}, the one before it"));
-        }
-        if entry.term < self.head.term {
-            return damaged("its term is below the one before it");
-        }
+        self.check_later(entry)?;
         match entry.kind {
             ObjectKind::Fence if now.opening <= then.opening => {
                 damaged("its opening is not above the one before it")
@@ -159,6 +159,22 @@ impl ChainState {
                 _ => Ok(()),
             },
         }
+    }
+
+    /// Checks what holds for every later object of this chain, not only for the next one.
+    pub(super) fn check_later(&self, entry: &Entry) -> Result<(), Damage> {
+        let (then, now) = (&self.header, &entry.body.header);
+        if now.store != then.store {
+            return damaged(&format!("it belongs to store {}", now.store));
+        }
+        if now.version <= then.version {
+            let (now, then) = (now.version, then.version);
+            return damaged(&format!("its version {now} is not above {then}, an earlier one"));
+        }
+        if entry.term < self.head.term {
+            return damaged("its term is below an earlier one");
+        }
+        Ok(())
     }
 
     /// Applies a change, or ignores it if its stream does not exist.

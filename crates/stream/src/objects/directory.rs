@@ -109,6 +109,24 @@ async fn try_read(
     Ok(decode(&footer, &bytes))
 }
 
+/// Reads what an object holds from its index alone: its directory is damaged. The rows have no
+/// labels.
+///
+/// # Errors
+/// It cannot be read, or footer or index are damaged.
+pub(crate) async fn read_index(
+    store: &dyn ObjectStore,
+    name: &str,
+) -> Result<Directory, ObjectError> {
+    let damaged = |damage| ObjectError::damaged(name, damage);
+    let (tail, size_bytes) = get(store, name, GetRange::Suffix(TAIL_BYTES)).await?;
+    let footer = decode_footer(name, &tail, size_bytes).map_err(|error| error.of(name))?;
+    let range = footer.index.whole().map_err(damaged)?;
+    let (bytes, _) = get(store, name, GetRange::Bounded(range)).await?;
+    let (blocks, _) = footer.index.decode(&bytes, None).map_err(damaged)?;
+    Ok(Directory::of(&footer, None, object::rows_of(&blocks)))
+}
+
 /// Decodes the footer from the last bytes of an object.
 fn decode_footer(name: &str, tail: &[u8], size_bytes: u64) -> Result<Footer, DecodeError> {
     object::check_length(size_bytes)?;

@@ -28,6 +28,7 @@ use crate::request_class::RequestClass;
 
 pub(crate) use counted::CountedStores;
 pub use counted::Requests;
+pub(crate) use directory::read_index;
 pub use directory::{Directory, read_directory};
 pub use disk::DiskCacheStats;
 pub(crate) use flight::FlightGuard;

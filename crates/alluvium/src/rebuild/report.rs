@@ -1,0 +1,309 @@
+//! What a rebuild has found, for people and as JSON.
+
+use std::collections::HashMap;
+
+use alluvium_broker::Restored;
+use alluvium_stream::{FromObjects, GapCause, LogLoss, LostEnd, Rebuild, StreamId};
+use serde::Serialize;
+use uuid::Uuid;
+
+use crate::catalog;
+use crate::output::{self, Failure, Table};
+use crate::units::counted;
+
+/// What is lost, and whether the store was rebuilt.
+#[derive(Serialize)]
+pub(super) struct Report {
+    store: Uuid,
+    /// The log that the store is bound to; nil if the catalog does not show it.
+    lost_wal: Uuid,
+    /// The new one, if the store was bound to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    wal: Option<Uuid>,
+    /// Nothing is lost.
+    pub(super) clean: bool,
+    /// When the last change of the catalog was written, in milliseconds since the Unix epoch. What
+    /// was changed after it may be lost, and is not known; without the log also what was appended.
+    written_at_ms: u64,
+    streams: usize,
+    objects: usize,
+    /// Ends that are lost with the log. Empty if the log is there.
+    lost: Vec<LostView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_objects: Option<FromObjectsView>,
+}
+
+/// The end of a partition, or of the server's own state, that is lost.
+#[derive(Serialize)]
+struct LostView {
+    stream: u64,
+    name: String,
+    /// The first offset that is lost.
+    from: u64,
+    /// The offsets from `from` up to it were durable and are lost. Later ones may be lost, too.
+    known_end: u64,
+    /// The offset of the next record.
+    resume: u64,
+}
+
+/// What a rebuild from objects has found.
+#[derive(Serialize)]
+struct FromObjectsView {
+    /// Parts of the catalog that are damaged or missing.
+    catalog: Vec<DamageView>,
+    /// The catalog is older than the log, or there is none, or the log is lost.
+    catalog_may_be_old: bool,
+    /// Objects with records that do not exist.
+    missing_objects: Vec<String>,
+    /// Objects with damage.
+    damaged_objects: Vec<DamageView>,
+    /// Records that were uploaded, and are in no object.
+    lost_records: Vec<RangeView>,
+    /// Records that the log has lost.
+    lost_log_records: Vec<RangeView>,
+    /// Offsets that partitions skip, of which no record is known to be lost.
+    skipped: Vec<RangeView>,
+    /// Lists of changes of the catalog that were in the log and are lost, at least.
+    lost_lists: u64,
+    /// Topics whose entry in the catalog was made from objects.
+    restored_topics: Vec<TopicView>,
+    /// Streams that are kept without a name, with what they were.
+    unnamed: Vec<StreamView>,
+}
+
+#[derive(Serialize)]
+struct DamageView {
+    name: String,
+    reason: String,
+}
+
+#[derive(Serialize)]
+struct RangeView {
+    stream: u64,
+    name: String,
+    from: u64,
+    /// The offset after the last one.
+    to: u64,
+}
+
+#[derive(Serialize)]
+struct TopicView {
+    name: String,
+    partitions: usize,
+    /// Its settings are lost: it keeps all records until its retention is set.
+    settings_lost: bool,
+}
+
+#[derive(Serialize)]
+struct StreamView {
+    stream: u64,
+    name: String,
+}
+
+type Names = HashMap<StreamId, String>;
+
+fn name(names: &Names, stream: StreamId) -> String {
+    names.get(&stream).cloned().unwrap_or_else(|| format!("stream {stream}"))
+}
+
+impl Report {
+    /// Returns the report of a rebuild; `restored` is what labels have shown of the catalog.
+    pub(super) fn of(rebuild: &Rebuild, restored: &Restored) -> Self {
+        let state = rebuild.state();
+        let names = catalog::stream_names(state);
+        let view = |lost: &LostEnd| LostView {
+            stream: lost.stream.0,
+            name: name(&names, lost.stream),
+            from: lost.from.0,
+            known_end: lost.known_end.0,
+            resume: lost.resume.0,
+        };
+        let from_objects =
+            rebuild.found().map(|found| FromObjectsView::of(rebuild, found, restored, &names));
+        Self {
+            store: state.header.store,
+            lost_wal: state.header.wal,
+            wal: None,
+            clean: rebuild.is_clean(),
+            written_at_ms: state.header.written_at_ms,
+            streams: state.streams.len(),
+            objects: state.objects.len(),
+            lost: rebuild.lost_ends().iter().map(view).collect(),
+            from_objects,
+        }
+    }
+
+    pub(super) fn store(&self) -> Uuid {
+        self.store
+    }
+
+    pub(super) fn set_wal(&mut self, wal: Uuid) {
+        self.wal = Some(wal);
+    }
+
+    pub(super) fn show(&self, json: bool) -> Result<(), Failure> {
+        if json { output::json(self) } else { self.print() }
+    }
+
+    fn print(&self) -> Result<(), Failure> {
+        let seconds = self.written_at_ms / 1000;
+        output::line(format_args!(
+            "store {}: {} and {} are in the object store, as of {seconds} s since the Unix epoch",
+            self.store,
+            counted(self.streams as u64, "stream", "streams"),
+            counted(self.objects as u64, "object", "objects"),
+        ))?;
+        if self.clean {
+            return output::line(format_args!(
+                "the last server has stopped after everything was uploaded: nothing is lost"
+            ));
+        }
+        if let Some(found) = &self.from_objects {
+            found.print(seconds)?;
+        }
+        if self.lost.is_empty() {
+            return Ok(());
+        }
+        let mut table = Table::of_text(&["LOST FROM OFFSET", "AT LEAST", "CONTINUES AT", "OF"]);
+        let mut known = 0u64;
+        for lost in self.lost.iter().filter(|lost| lost.known_end > lost.from) {
+            known += 1;
+            let records = lost.known_end - lost.from;
+            table.row(vec![
+                lost.from.to_string(),
+                counted(records, "offset", "offsets"),
+                lost.resume.to_string(),
+                lost.name.clone(),
+            ]);
+        }
+        if known > 0 {
+            output::line(format_args!("\n{table}\n"))?;
+        }
+        output::line(format_args!(
+            "{} with records that are known to be lost. Records that were appended later than \
+             {seconds} s since the Unix epoch are lost in all of {}, and so are changes of topics, \
+             settings and users since then",
+            counted(known, "stream", "streams"),
+            counted(self.lost.len() as u64, "stream", "streams"),
+        ))
+    }
+}
+
+impl FromObjectsView {
+    fn of(rebuild: &Rebuild, found: &FromObjects, restored: &Restored, names: &Names) -> Self {
+        let range = |stream: StreamId, from: u64, to: u64| RangeView {
+            stream: stream.0,
+            name: name(names, stream),
+            from,
+            to,
+        };
+        let of_entries = found.lost_entries.iter().map(|lost| {
+            let more = lost.numbers.end() - lost.numbers.start();
+            let name = match more {
+                0 => lost.name.clone(),
+                _ => format!("{} and the {}", lost.name, counted(more, "next one", "next ones")),
+            };
+            DamageView { name, reason: lost.reason.clone() }
+        });
+        let of_snapshots = found
+            .damaged_snapshots
+            .iter()
+            .map(|error| DamageView { name: error.object().into(), reason: error.reason() });
+        let damaged = found
+            .damaged
+            .iter()
+            .map(|error| DamageView { name: error.object().into(), reason: error.reason() });
+        let log = rebuild.log_loss();
+        let gaps = log.map_or(&[][..], |log| &log.gaps).iter();
+        let lost_in_log = gaps.clone().filter(|gap| gap.cause == GapCause::Lost);
+        let of_log =
+            |gap: &alluvium_stream::Gap| range(gap.stream, gap.offsets.start.0, gap.offsets.end.0);
+        let skipped = rebuild.skipped().into_iter();
+        let skipped_by_log = gaps.filter(|gap| gap.cause == GapCause::Skipped);
+        let topics = restored.topics.iter().map(|topic| TopicView {
+            name: topic.name.clone(),
+            partitions: topic.partitions,
+            settings_lost: topic.is_new,
+        });
+        let no_orphans = Vec::new();
+        let orphans = log.map_or(&no_orphans, |LogLoss { orphans, .. }| orphans);
+        let unnamed = restored.unnamed.iter().map(|unnamed| StreamView {
+            stream: unnamed.stream.0,
+            name: format!("partition {} of topic {}", unnamed.partition, unnamed.topic),
+        });
+        let unknown = orphans.iter().map(|stream| StreamView {
+            stream: stream.0,
+            name: "not known: its creation is lost, and nothing of it is uploaded".into(),
+        });
+        Self {
+            catalog: of_entries.chain(of_snapshots).collect(),
+            catalog_may_be_old: found.is_old,
+            missing_objects: found.missing.clone(),
+            damaged_objects: damaged.collect(),
+            lost_records: found
+                .lost
+                .iter()
+                .map(|(stream, offsets)| range(*stream, offsets.start.0, offsets.end.0))
+                .collect(),
+            lost_log_records: lost_in_log.map(of_log).collect(),
+            skipped: skipped
+                .map(|(stream, offsets)| range(stream, offsets.start.0, offsets.end.0))
+                .chain(skipped_by_log.map(of_log))
+                .collect(),
+            lost_lists: log.map_or(0, |log| log.lost_lists),
+            restored_topics: topics.collect(),
+            unnamed: unnamed.chain(unknown).collect(),
+        }
+    }
+
+    fn print(&self, seconds: u64) -> Result<(), Failure> {
+        for damage in &self.catalog {
+            output::line(format_args!("catalog: {}: {}", damage.name, damage.reason))?;
+        }
+        if self.catalog.is_empty() && self.catalog_may_be_old {
+            output::line(format_args!("the catalog is missing, or may lack its newest part"))?;
+        }
+        for name in &self.missing_objects {
+            output::line(format_args!("object {name} does not exist"))?;
+        }
+        for damage in &self.damaged_objects {
+            output::line(format_args!("object {}: {}", damage.name, damage.reason))?;
+        }
+        for topic in &self.restored_topics {
+            let partitions = counted(topic.partitions as u64, "partition", "partitions");
+            let settings = match topic.settings_lost {
+                true => "; its settings are lost, and it keeps all records until they are set",
+                false => "",
+            };
+            output::line(format_args!("topic {}: {partitions} found{settings}", topic.name))?;
+        }
+        for unnamed in &self.unnamed {
+            output::line(format_args!(
+                "stream {} is kept without a name; it was: {}",
+                unnamed.stream, unnamed.name
+            ))?;
+        }
+        let lost: Vec<_> = self.lost_records.iter().chain(&self.lost_log_records).collect();
+        if !lost.is_empty() {
+            let mut table = Table::of_text(&["LOST FROM OFFSET", "TO", "OF"]);
+            for range in &lost {
+                let last = range.to - 1;
+                table.row(vec![range.from.to_string(), last.to_string(), range.name.clone()]);
+            }
+            output::line(format_args!("\n{table}\n"))?;
+        }
+        for range in &self.skipped {
+            output::line(format_args!(
+                "{} continues at offset {}: what is missing of the catalog may have shown offsets \
+                 from {} on",
+                range.name, range.to, range.from
+            ))?;
+        }
+        output::line(format_args!(
+            "{} of offsets are lost; changes of topics, settings, users and committed offsets may \
+             be lost, too: those of the damaged part of the catalog, and those after {seconds} s \
+             since the Unix epoch that the log does not have",
+            counted(lost.len() as u64, "range", "ranges"),
+        ))
+    }
+}

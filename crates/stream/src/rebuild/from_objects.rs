@@ -1,0 +1,423 @@
+//! What the data objects show of a catalog that is damaged or lost. `docs/format/chain.md`,
+//! section 10.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore};
+
+use super::offsets::Offsets;
+use crate::bandwidth::Bandwidth;
+use crate::catalog::ObjectRange;
+use crate::chain::{ChainObject, ChainState, ChainStream, LostObjects, Salvaged};
+use crate::fold::Fold;
+use crate::naming::{object_id, object_nonce, object_prefix};
+use crate::object::DirectoryRow;
+use crate::object_error::ObjectError;
+use crate::objects::{
+    Directory, Scan, StoreHandle, index, list_objects, read_directory, read_index,
+};
+use crate::request_class::RequestClass;
+use crate::types::{Batch, KIND_LOG, ObjectId, StreamId, StreamOffset};
+
+/// Directories of objects that are read at the same time.
+const READS: usize = 32;
+
+/// A part of a rebuild that can take long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RebuildStep {
+    /// Reads what each object holds.
+    Directories,
+    /// Reads records, from which checkpoints are derived.
+    Records,
+}
+
+/// Reports how much of a step is done, of how much: in bytes of the objects in question.
+pub type RebuildProgress<'a> = &'a (dyn Fn(RebuildStep, u64, u64) + Sync);
+
+/// What a rebuild from objects has found.
+#[derive(Debug, Default)]
+pub struct FromObjects {
+    /// Fences and deltas that are damaged or missing.
+    pub lost_entries: Vec<LostObjects>,
+    /// Snapshots that are damaged.
+    pub damaged_snapshots: Vec<ObjectError>,
+    /// The chain is older than the WAL, or there is none.
+    pub is_old: bool,
+    /// Streams whose creation is lost, and which objects have.
+    pub restored: Vec<StreamId>,
+    /// Objects that have records according to the catalog, and do not exist.
+    pub missing: Vec<String>,
+    /// Damage of objects that were read: of directories, indices and blocks.
+    pub damaged: Vec<ObjectError>,
+    /// Offsets whose records were uploaded, and which no object has.
+    pub lost: Vec<(StreamId, Range<StreamOffset>)>,
+    /// The greatest number of an object, readable or not.
+    pub last_object: Option<ObjectId>,
+    /// The greatest term in which an object without a range in the catalog was written.
+    pub last_term: u32,
+}
+
+impl FromObjects {
+    /// Whether the catalog has everything that was uploaded.
+    pub(super) fn is_complete(&self) -> bool {
+        self.lost_entries.is_empty() && !self.is_old
+    }
+
+    /// Returns the number of fences and deltas that are lost.
+    pub(super) fn lost_numbers(&self) -> u64 {
+        let lost = self.lost_entries.iter().map(|lost| &lost.numbers);
+        lost.map(|numbers| numbers.end() - numbers.start() + 1).sum()
+    }
+}
+
+/// Where a rebuild reads.
+pub(super) struct Source<'a> {
+    pub(super) objects: &'a Arc<dyn ObjectStore>,
+    pub(super) fold: &'a Arc<dyn Fold>,
+    pub(super) progress: RebuildProgress<'a>,
+}
+
+/// A stream's part of an object of which the catalog has no range.
+struct Row {
+    kind: u8,
+    label: Option<Bytes>,
+    range: ObjectRange,
+}
+
+/// What an object holds.
+struct Described {
+    object: ChainObject,
+    rows: Vec<(StreamId, Row)>,
+    /// The term in which it was written; 0 if it does not state one.
+    term: u32,
+    /// Its directory is damaged, so labels are missing.
+    damage: Option<ObjectError>,
+}
+
+/// What is in the object store.
+struct Listed {
+    /// Objects of which the catalog has no range.
+    candidates: HashMap<ObjectId, ChainObject>,
+    /// Their contents by stream, in the order of objects.
+    rows: BTreeMap<StreamId, Vec<Row>>,
+}
+
+/// Adds what the data objects show to what is left of a catalog. If nothing is missing in it, it
+/// stays as it is.
+pub(super) async fn restore(
+    source: &Source<'_>,
+    salvaged: Salvaged,
+    is_old: bool,
+) -> Result<(ChainState, FromObjects), ObjectError> {
+    let Salvaged { mut state, intact, lost, damaged_snapshots, deleted } = salvaged;
+    let mut found =
+        FromObjects { lost_entries: lost, damaged_snapshots, is_old, ..FromObjects::default() };
+    let Listed { candidates, mut rows } = list(source, &mut state, &mut found).await?;
+    if found.is_complete() && found.missing.is_empty() {
+        return Ok((state, found));
+    }
+    for (id, rows) in &rows {
+        // An older stream that does not exist was deleted.
+        let may_be_new = *id >= intact.header.next_stream && !deleted.contains(id);
+        if may_be_new && !found.is_complete() {
+            let start = rows.iter().map(|row| row.range.start).min().unwrap_or_default();
+            let new = || ChainStream { start, uploaded_end: start, ..ChainStream::default() };
+            state.streams.entry(*id).or_insert_with(new);
+        }
+    }
+    let ids: Vec<StreamId> = state.streams.keys().copied().collect();
+    let mut unfolded = Vec::new();
+    for id in ids {
+        let rows = rows.remove(&id).unwrap_or_default();
+        let gaps = gaps(&state, id);
+        let stream = state.streams.get_mut(&id).expect("one of the ids");
+        let before = intact.streams.get(&id);
+        if before.is_none() && stream.label.is_empty() && stream.kind == KIND_LOG {
+            if rows.is_empty() && stream.ranges.is_empty() {
+                // It was trimmed or had a hint, and nothing of it is left.
+                state.streams.remove(&id);
+                continue;
+            }
+            if let Some(row) = rows.iter().rev().find(|row| row.label.is_some()) {
+                stream.kind = row.kind;
+                stream.label = row.label.clone().unwrap_or_default();
+            }
+            if intact.header.opening == 0 && stream.start == StreamOffset(0) {
+                // Nothing shows what was trimmed.
+                let known = rows.iter().map(|row| row.range.start);
+                let known = known.chain(stream.ranges.iter().map(|range| range.start));
+                stream.start = known.min().unwrap_or_default();
+            }
+            found.restored.push(id);
+        }
+        let expected = expected(stream, before, &gaps);
+        stream.ranges.retain(|range| state.objects.contains_key(&range.object));
+        choose(stream, rows, &gaps);
+        for ObjectRange { object, .. } in &stream.ranges {
+            if let Some(candidate) = candidates.get(object) {
+                state.objects.insert(*object, candidate.clone());
+            }
+        }
+        let end = stream.ranges.last().map_or(stream.uploaded_end, |range| range.end);
+        if end > stream.uploaded_end {
+            unfolded.push((id, stream.uploaded_end..end));
+        }
+        let new = stream.uploaded_end.max(stream.start)..end;
+        let all = expected.into_iter().chain([new]);
+        let lost = Offsets::of(all).without(&covered(stream)).without(&gaps);
+        found.lost.extend(lost.into_ranges().into_iter().map(|offsets| (id, offsets)));
+    }
+    fold(source, &mut state, unfolded, &mut found).await?;
+    Ok((state, found))
+}
+
+/// Compares the catalog with the objects that exist: removes those that are missing from it, and
+/// reads what the others hold.
+async fn list(
+    source: &Source<'_>,
+    state: &mut ChainState,
+    found: &mut FromObjects,
+) -> Result<Listed, ObjectError> {
+    let store = state.header.store;
+    let prefix = Path::from(object_prefix(store));
+    let (mut needed, mut of_unnamed) = (BTreeSet::new(), BTreeSet::new());
+    for stream in state.streams.values() {
+        needed.extend(stream.ranges.iter().map(|range| range.object));
+        if stream.label.is_empty() {
+            of_unnamed.extend(stream.ranges.iter().map(|range| range.object));
+        }
+    }
+    let mut unknown = Vec::new();
+    let mut existing = BTreeSet::new();
+    for meta in list_objects(&**source.objects, Some(&prefix)).await? {
+        let name = meta.location.as_ref();
+        let (Some(id), Some(nonce)) = (object_id(name), object_nonce(name)) else { continue };
+        found.last_object = found.last_object.max(Some(id));
+        match state.objects.get(&id) {
+            Some(known) if (known.nonce, known.size_bytes) == (nonce, meta.size) => {
+                existing.insert(id);
+                if !needed.contains(&id) || of_unnamed.contains(&id) {
+                    // Its range may be lost, or the creation of its stream.
+                    unknown.push((id, meta));
+                }
+            }
+            // A number has one object, and names of abandoned attempts.
+            Some(known) if known.nonce != nonce => {}
+            _ => unknown.push((id, meta)),
+        }
+    }
+    for (id, object) in &state.objects {
+        if !existing.contains(id) && needed.contains(id) {
+            found.missing.push(object.name(store));
+        }
+    }
+    state.objects.retain(|id, _| existing.contains(id));
+    let mut listed = Listed { candidates: HashMap::new(), rows: BTreeMap::new() };
+    if found.is_complete() && found.missing.is_empty() {
+        return Ok(listed);
+    }
+    unknown.sort_by_key(|(id, _)| *id);
+    let total = unknown.iter().map(|(_, meta)| meta.size).sum();
+    let mut done = 0;
+    let read = unknown
+        .into_iter()
+        .map(|(id, meta)| async move { (meta.size, describe(&**source.objects, id, &meta).await) });
+    let mut read = futures::stream::iter(read).buffered(READS);
+    while let Some((size_bytes, directory)) = read.next().await {
+        done += size_bytes;
+        (source.progress)(RebuildStep::Directories, done, total);
+        match directory {
+            Ok(Described { object, rows, term, damage }) => {
+                for (stream, row) in rows {
+                    listed.rows.entry(stream).or_default().push(row);
+                }
+                listed.candidates.insert(object.id, object);
+                found.last_term = found.last_term.max(term);
+                found.damaged.extend(damage);
+            }
+            Err(error) if error.is_loss() => found.damaged.push(error),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(listed)
+}
+
+/// Returns the offsets that a stream is known to have had in objects. `before` is the stream before
+/// the first object of the chain that is lost: holes that it had are not missed.
+fn expected(
+    stream: &ChainStream,
+    before: Option<&ChainStream>,
+    gaps: &Offsets,
+) -> Vec<Range<StreamOffset>> {
+    let mut expected = Offsets::of([stream.start..stream.uploaded_end]);
+    if let Some(before) = before {
+        let whole = Offsets::of([before.start..before.uploaded_end]);
+        expected = expected.without(&whole.without(&covered(before)));
+    }
+    let known = covered(stream).into_ranges();
+    expected.without(gaps).into_ranges().into_iter().chain(known).collect()
+}
+
+fn covered(stream: &ChainStream) -> Offsets {
+    let ranges = stream.ranges.iter().map(|range| range.start..range.end);
+    Offsets::of(ranges.map(|range| range.start.max(stream.start)..range.end))
+}
+
+/// Returns the offsets that were lost with an earlier WAL.
+fn gaps(state: &ChainState, id: StreamId) -> Offsets {
+    let of_stream = (id, StreamOffset(0))..=(id, StreamOffset(u64::MAX));
+    Offsets::of(state.gaps.range(of_stream).map(|((_, start), end)| *start..*end))
+}
+
+/// Adds ranges of candidates where the stream has none. Of ranges that overlap the one with the
+/// greatest number stays: the output of a compaction has a greater number than its sources and
+/// takes their place as a whole.
+fn choose(stream: &mut ChainStream, rows: Vec<Row>, gaps: &Offsets) {
+    let readable = Offsets::of([stream.start..StreamOffset(u64::MAX)]);
+    let uncovered = readable.without(&covered(stream)).without(gaps);
+    let wanted = rows.into_iter().map(|row| row.range);
+    let wanted = wanted.filter(|range| uncovered.meets(&(range.start..range.end)));
+    let mut ranges: Vec<ObjectRange> = stream.ranges.drain(..).chain(wanted).collect();
+    ranges.sort_by_key(|range| Reverse(range.object));
+    let mut chosen: BTreeMap<StreamOffset, ObjectRange> = BTreeMap::new();
+    for range in ranges {
+        let before = chosen.range(..range.end).next_back();
+        if before.is_none_or(|(_, before)| before.end <= range.start) {
+            chosen.insert(range.start, range);
+        }
+    }
+    stream.ranges = chosen.into_values().collect();
+}
+
+/// Moves uploaded ends and checkpoints to the ends of these offsets.
+async fn fold(
+    source: &Source<'_>,
+    state: &mut ChainState,
+    unfolded: Vec<(StreamId, Range<StreamOffset>)>,
+    found: &mut FromObjects,
+) -> Result<(), ObjectError> {
+    let ChainState { header, streams, objects, .. } = state;
+    let after = |stream: &ChainStream, from: StreamOffset| {
+        let first = stream.ranges.partition_point(|range| range.end <= from);
+        stream.ranges[first..].to_vec()
+    };
+    let work: Vec<_> = unfolded
+        .into_iter()
+        .map(|(id, offsets)| (id, after(&streams[&id], offsets.start), offsets))
+        .collect();
+    let bytes = work.iter().flat_map(|(_, ranges, _)| ranges).map(|range| range.payload_bytes);
+    let (mut done, total) = (0, bytes.sum());
+    let bandwidth = Bandwidth::new(0);
+    let handle = StoreHandle::new(&**source.objects, &bandwidth, RequestClass::Read);
+    for (id, ranges, offsets) in work {
+        let stream = streams.get_mut(&id).expect("a stream of the catalog");
+        for range in ranges {
+            let info = Arc::new(objects[&range.object].info(header.store));
+            let mut blocks = match index(handle, &info).await {
+                Ok(blocks) => blocks,
+                Err(error) if error.is_loss() => {
+                    found.damaged.push(error);
+                    found.lost.push((id, range.start.max(offsets.start)..range.end));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            blocks.retain(|block| block.stream == id && block.end > offsets.start);
+            for block in blocks {
+                let whole = block.start.max(offsets.start)..block.end;
+                let bytes = u64::from(block.len_bytes);
+                let mut scan = Scan::new(handle, info.clone(), [block].into());
+                match scan.next().await {
+                    Ok(batches) => {
+                        let mut batches = batches.unwrap_or_default();
+                        batches.retain(|batch| batch.base >= offsets.start);
+                        fold_batches(source.fold, id, stream, whole.end, batches).await?;
+                    }
+                    Err(error) if error.is_loss() => {
+                        found.damaged.push(error);
+                        found.lost.push((id, whole));
+                    }
+                    Err(error) => return Err(error),
+                }
+                done += bytes;
+                (source.progress)(RebuildStep::Records, done.min(total), total);
+            }
+        }
+        // The last block may be one that cannot be read.
+        fold_batches(source.fold, id, stream, offsets.end, Vec::new()).await?;
+    }
+    Ok(())
+}
+
+/// Moves the uploaded end and the checkpoint of a stream to `end`.
+async fn fold_batches(
+    fold: &Arc<dyn Fold>,
+    id: StreamId,
+    stream: &mut ChainStream,
+    end: StreamOffset,
+    batches: Vec<Batch>,
+) -> Result<(), ObjectError> {
+    if end <= stream.uploaded_end {
+        return Ok(());
+    }
+    let (fold, kind, start) = (fold.clone(), stream.kind, stream.start);
+    let (offsets, previous) = (stream.uploaded_end..end, stream.checkpoint.take());
+    let folded = tokio::task::spawn_blocking(move || {
+        fold.fold(id, kind, offsets, start, previous.as_deref(), &batches)
+    });
+    let folded = folded.await.map_err(|ended| ObjectError::defect(&ended.to_string()))?;
+    stream.checkpoint = folded.map(Bytes::from);
+    stream.uploaded_end = end;
+    Ok(())
+}
+
+/// Reads what an object holds: its directory, or if that is damaged its index.
+async fn describe(
+    objects: &dyn ObjectStore,
+    id: ObjectId,
+    meta: &ObjectMeta,
+) -> Result<Described, ObjectError> {
+    let name = meta.location.as_ref();
+    let (directory, damage) = match read_directory(objects, name).await {
+        Ok(directory) => (directory, None),
+        Err(error) if error.is_loss() => match read_index(objects, name).await {
+            Ok(directory) => (directory, Some(error)),
+            Err(other) if other.is_loss() => return Err(error),
+            Err(other) => return Err(other),
+        },
+        Err(error) => return Err(error),
+    };
+    let payload_bytes = directory.payload_bytes();
+    let Directory { format, size_bytes, nonce, origin, rows, .. } = directory;
+    let object = ChainObject {
+        id,
+        nonce,
+        size_bytes,
+        index_position: directory.index_position,
+        index_bytes: directory.index_bytes,
+        index_crc32c: directory.index_crc32c,
+        created_at_ms: match &origin {
+            Some(origin) => origin.created_at_ms,
+            None => meta.last_modified.timestamp_millis(),
+        },
+        generation: origin
+            .as_ref()
+            .map_or(0, |origin| u8::try_from(origin.generation).unwrap_or(u8::MAX)),
+        payload_bytes,
+        format: u8::try_from(format).expect("a version that can be read"),
+    };
+    let row = |row: DirectoryRow| {
+        let DirectoryRow { stream, kind, label, start, end, payload_bytes, .. } = row;
+        let max_timestamp_ms = row.max_timestamp_ms;
+        let range = ObjectRange { object: id, start, end, payload_bytes, max_timestamp_ms };
+        (stream, Row { kind, label, range })
+    };
+    let term = origin.map_or(0, |origin| origin.term);
+    Ok(Described { object, rows: rows.into_iter().map(row).collect(), term, damage })
+}

@@ -1,0 +1,403 @@
+//! The catalog is damaged or lost: what a rebuild from the objects states is exactly what is lost,
+//! everything else is there, and no offset is handed out twice.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use alluvium_device::sim::{Random, SimDisk, SimOptions};
+use alluvium_stream::chain::{Chain, Snapshot};
+use alluvium_stream::{
+    Batch, Change, Fold, KIND_LOG, Options, Rebuild, RebuildError, StreamEpoch, StreamId,
+    StreamOffset,
+};
+use alluvium_wal::{FormatOptions, HeaderInfo, Wal};
+use bytes::Bytes;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use uuid::Uuid;
+
+use common::*;
+
+const WAL_BYTES: u64 = 1 << 20;
+
+/// A fold whose checkpoint is a sum over all batches, whatever gaps there are.
+struct Sum;
+
+fn sum_of(batch: &Batch) -> u64 {
+    let crc32c = u64::from(crc32c::crc32c(&batch.payload));
+    batch.base.0.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(crc32c << 7)
+}
+
+impl Fold for Sum {
+    fn fold(
+        &self,
+        _: StreamId,
+        _: u8,
+        _: Range<StreamOffset>,
+        _: StreamOffset,
+        previous: Option<&[u8]>,
+        batches: &[Batch],
+    ) -> Option<Vec<u8>> {
+        let previous = previous.map_or(0, |sum| u64::from_le_bytes(sum.try_into().unwrap()));
+        let sum = batches.iter().map(sum_of).fold(previous, u64::wrapping_add);
+        Some(sum.to_le_bytes().to_vec())
+    }
+}
+
+/// What was acknowledged of a stream.
+#[derive(Default)]
+struct Written {
+    /// What should be readable.
+    batches: Vec<Batch>,
+    /// Everything that was ever acknowledged. What was trimmed or deleted may be back.
+    ever: Vec<Batch>,
+    start: u64,
+    uploaded_end: u64,
+    is_deleted: bool,
+    /// `batches` lacks some that the checkpoint has.
+    is_partial: bool,
+}
+
+impl Written {
+    fn end(&self) -> u64 {
+        self.ever.last().map_or(0, |last| last.end().0)
+    }
+}
+
+#[derive(Default)]
+struct Journal {
+    streams: BTreeMap<StreamId, Written>,
+}
+
+/// What is damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Damage {
+    Nothing,
+    NewestEntry,
+    AnEntry,
+    SeveralEntries,
+    NewestSnapshot,
+    AllSnapshots,
+    Chain,
+}
+
+const DAMAGES: [Damage; 7] = [
+    Damage::Nothing,
+    Damage::NewestEntry,
+    Damage::AnEntry,
+    Damage::SeveralEntries,
+    Damage::NewestSnapshot,
+    Damage::AllSnapshots,
+    Damage::Chain,
+];
+
+fn objects(world: &World) -> Arc<dyn ObjectStore> {
+    world.objects.clone()
+}
+
+async fn listed(world: &World, part: &str) -> Vec<Path> {
+    let all = contents(&world.objects).await.into_iter().map(|(name, _)| name);
+    all.filter(|name| name.as_ref().starts_with("catalogs/") && name.as_ref().contains(part))
+        .collect()
+}
+
+/// Deletes an object, or changes one of its bytes.
+async fn damage_object(world: &World, name: &Path, random: &mut Random) {
+    if random.next_u64().is_multiple_of(2) {
+        return world.objects.delete(name).await.unwrap();
+    }
+    let mut bytes = world.objects.get(name).await.unwrap().bytes().await.unwrap().to_vec();
+    let at = (random.next_u64() % bytes.len() as u64) as usize;
+    bytes[at] ^= 1 << (random.next_u64() % 8);
+    world.objects.put(name, bytes.into()).await.unwrap();
+}
+
+async fn do_damage(world: &World, damage: Damage, random: &mut Random) {
+    let entries = listed(world, "/chain/").await;
+    let snapshots = listed(world, "/snapshots/").await;
+    let any = |random: &mut Random| (random.next_u64() % entries.len() as u64) as usize;
+    match damage {
+        Damage::Nothing => {}
+        Damage::NewestEntry => {
+            damage_object(world, entries.last().unwrap(), random).await;
+        }
+        Damage::AnEntry => damage_object(world, &entries[any(random)], random).await,
+        Damage::SeveralEntries => {
+            let chosen: BTreeSet<usize> = (0..3).map(|_| any(random)).collect();
+            for entry in chosen {
+                damage_object(world, &entries[entry], random).await;
+            }
+        }
+        Damage::NewestSnapshot => {
+            if let Some(newest) = snapshots.last() {
+                damage_object(world, newest, random).await;
+            }
+        }
+        Damage::AllSnapshots => {
+            for snapshot in &snapshots {
+                damage_object(world, snapshot, random).await;
+            }
+        }
+        Damage::Chain => {
+            for name in entries.iter().chain(&snapshots) {
+                world.objects.delete(name).await.unwrap();
+            }
+        }
+    }
+}
+
+/// Replaces the disk by a new, formatted one.
+fn lose_disk(world: &mut World) -> HeaderInfo {
+    world.disk =
+        SimDisk::new(SimOptions { capacity_bytes: WAL_BYTES, seed: 7, ..SimOptions::default() });
+    Wal::format(&world.disk.device(), &FormatOptions::default()).unwrap()
+}
+
+async fn start(world: &World, at: &str) -> Server {
+    let started = world.try_start(Arc::new(Sum)).await;
+    started.unwrap_or_else(|error| panic!("{at}: {error}"))
+}
+
+async fn flush(server: &Server, journal: &mut Journal) {
+    server.store.flush().await.unwrap();
+    for written in journal.streams.values_mut() {
+        written.uploaded_end = written.end();
+    }
+}
+
+async fn run_randomly(world: &mut World, random: &mut Random, journal: &mut Journal, at: &str) {
+    let server = start(world, at).await;
+    let store = locate_store(world).await;
+    for _ in 0..10 + random.next_u64() % 80 {
+        let mut ids: Vec<_> = server.store.stream_ids();
+        ids.sort_unstable();
+        let any = |random: &mut Random| {
+            (!ids.is_empty()).then(|| ids[(random.next_u64() % ids.len() as u64) as usize])
+        };
+        match random.next_u64() % 16 {
+            0 | 1 if ids.len() < 5 => {
+                let id = server.store.new_stream_ids(1).await.unwrap()[0];
+                assert!(!journal.streams.contains_key(&id), "id {id} was handed out before");
+                let label = Bytes::from(format!("label of {id}"));
+                let create = Change::CreateStream { id, kind: KIND_LOG, label };
+                server.store.commit(vec![create]).await.unwrap();
+                journal.streams.insert(id, Written::default());
+            }
+            2..=4 => flush(&server, journal).await,
+            5 if random.next_u64().is_multiple_of(3) => {
+                // Written by the server every 64 objects, which is too seldom here.
+                let chain = Chain::new(objects(world), store, world.options.retry());
+                let state = chain.load().await.unwrap().unwrap();
+                chain.write_snapshot(Snapshot::of(state)).await.unwrap();
+            }
+            6 => {
+                let Some(id) = any(random) else { continue };
+                let written = journal.streams.get_mut(&id).unwrap();
+                let to = written.start + random.next_u64() % (written.end() - written.start + 1);
+                let change = Change::TrimStream { id, epoch: StreamEpoch(0), to: StreamOffset(to) };
+                server.store.commit(vec![change]).await.unwrap();
+                written.start = to;
+            }
+            7 if random.next_u64().is_multiple_of(4) => {
+                let Some(id) = any(random) else { continue };
+                server.store.commit(vec![delete(id)]).await.unwrap();
+                journal.streams.get_mut(&id).unwrap().is_deleted = true;
+            }
+            _ => {
+                let Some(id) = any(random) else { continue };
+                let stream = server.open(id).await;
+                let base = stream.next_offset();
+                let written = journal.streams.get_mut(&id).unwrap();
+                assert!(written.end() <= base.0, "{at}: stream {id}");
+                let count = 1 + (random.next_u64() % 5) as u32;
+                let bytes = 1 + (random.next_u64() % 2000) as usize;
+                let payload = payload(id, base.0, bytes);
+                let batch = Batch { base, count, max_timestamp_ms: -1, payload };
+                append(&server.store, &stream, &batch).await.await.unwrap();
+                written.ever.push(batch.clone());
+                written.batches.push(batch);
+            }
+        }
+    }
+    match random.next_u64() % 4 {
+        0 => {
+            flush(&server, journal).await;
+            server.close().await;
+        }
+        1 => server.close().await,
+        2 => server.crash(world),
+        _ => server.power_cut(world),
+    }
+}
+
+async fn locate_store(world: &World) -> Uuid {
+    alluvium_stream::locate(&*world.objects, world.header().wal_id).await.unwrap()
+}
+
+/// Reads all batches that a stream has, whatever gaps there are.
+async fn read_all(server: &Server, id: StreamId) -> Vec<Batch> {
+    let stream = server.store.stream(id).unwrap();
+    let (mut read, mut next) = (Vec::new(), stream.start_offset());
+    loop {
+        let fetched = stream.fetch(next, 64 << 10).await.unwrap();
+        let Some(last) = fetched.batches.last() else { return read };
+        next = last.end();
+        read.extend(fetched.batches);
+    }
+}
+
+async fn from_objects(world: &World, store: Uuid, has_log: bool) -> Result<Rebuild, RebuildError> {
+    let fold: Arc<dyn Fold> = Arc::new(Sum);
+    let log = has_log.then(|| world.disk.device());
+    let options = Options::default();
+    Rebuild::from_objects(&objects(world), store, log, &fold, &options, &|_, _, _| ()).await
+}
+
+async fn check(seed: u64, damage: Damage, is_log_lost: bool, compacts: bool) {
+    let at = format!("seed {seed}, {damage:?}, log lost: {is_log_lost}, compaction: {compacts}");
+    let mut random = Random::new(seed);
+    let mut world = World::new(WAL_BYTES, seed);
+    world.options.compaction_bytes = if compacts { 64 << 10 } else { 0 };
+    let store = world.header().wal_id;
+    let mut journal = Journal::default();
+    for round in 0..2 {
+        let at = format!("{at}, round {round}");
+        run_randomly(&mut world, &mut random, &mut journal, &at).await;
+        do_damage(&world, damage, &mut random).await;
+        let mut wal = world.header();
+        if is_log_lost {
+            wal = lose_disk(&mut world);
+        }
+        let rebuild = match from_objects(&world, store, !is_log_lost).await {
+            Err(RebuildError::NotNeeded(_)) => None,
+            Err(RebuildError::NoCatalog(_)) if is_log_lost && damage != Damage::Nothing => {
+                assert!(names(&world).await.is_empty(), "{at}: there are objects");
+                return;
+            }
+            rebuild => Some(rebuild.unwrap_or_else(|error| panic!("{at}: {error}"))),
+        };
+        let mut lost: Vec<(StreamId, Range<StreamOffset>)> = Vec::new();
+        let mut may_lack_streams = false;
+        let mut known_ends = BTreeMap::new();
+        if let Some(rebuild) = rebuild {
+            let found = rebuild.found().unwrap();
+            for (id, offsets) in &found.lost {
+                let end = journal.streams.get(id).map_or(0, Written::end);
+                // A gap that an earlier rebuild has declared may be in the lost part of the chain.
+                let is_known = offsets.end.0 <= end || round > 0;
+                assert!(is_known, "{at}: {id} {offsets:?} of {end}");
+            }
+            lost.extend(found.lost.iter().cloned());
+            may_lack_streams = !found.lost_entries.is_empty() || found.is_old || is_log_lost;
+            if let Some(log) = rebuild.log_loss() {
+                lost.extend(log.gaps.iter().map(|gap| (gap.stream, gap.offsets.clone())));
+                may_lack_streams |= log.lost_lists > 0;
+            }
+            for end in rebuild.lost_ends() {
+                known_ends.insert(end.stream, end.known_end);
+                lost.push((end.stream, end.from..StreamOffset(u64::MAX)));
+            }
+            // A stream that was adopted in the first round has no label.
+            for id in found.restored.iter().filter(|_| round == 0) {
+                let label = Bytes::from(format!("label of {id}"));
+                assert_eq!(rebuild.state().streams[id].label, label, "{at}: stream {id}");
+            }
+            assert!(rebuild.bind(&objects(&world), &wal, 1).await.unwrap(), "{at}");
+        }
+        let server = start(&world, &at).await;
+        let ids: BTreeSet<StreamId> = server.store.stream_ids().into_iter().collect();
+        assert!(ids.iter().all(|id| journal.streams.contains_key(id)), "{at}");
+        for (id, written) in &mut journal.streams {
+            if !ids.contains(id) {
+                let is_stated = may_lack_streams
+                    && (is_log_lost && written.uploaded_end <= written.start
+                        || written.start == written.end());
+                assert!(written.is_deleted || is_stated, "{at}: stream {id} is lost");
+                continue;
+            }
+            assert!(!written.is_deleted || may_lack_streams, "{at}: stream {id} is back");
+            let is_lost = |batch: &Batch| {
+                lost.iter().any(|(stream, offsets)| {
+                    stream == id && offsets.start < batch.end() && batch.base < offsets.end
+                })
+            };
+            let read = read_all(&server, *id).await;
+            for batch in &read {
+                assert!(written.ever.contains(batch), "{at}: stream {id} has {}", batch.base);
+                assert!(
+                    !is_lost(batch),
+                    "{at}: stream {id} has {}, stated as lost: {lost:?}",
+                    batch.base
+                );
+            }
+            let expected = written
+                .batches
+                .iter()
+                .filter(|batch| batch.end().0 > written.start && !is_lost(batch));
+            if !written.is_deleted {
+                let have: BTreeSet<u64> = read.iter().map(|batch| batch.base.0).collect();
+                for batch in expected {
+                    assert!(
+                        have.contains(&batch.base.0),
+                        "{at}: stream {id} lacks {}..{}, which is not stated as lost: {lost:?}",
+                        batch.base,
+                        batch.end()
+                    );
+                }
+                let stream = server.store.stream(*id).unwrap();
+                assert!(stream.next_offset().0 >= written.end(), "{at}: stream {id}");
+                let has_loss = lost.iter().any(|(stream, offsets)| {
+                    stream == id && offsets.start < StreamOffset(written.end())
+                });
+                if !has_loss && !written.is_partial && written.start == 0 {
+                    let replay = stream.replay();
+                    let checkpoint = replay.checkpoint.map(|bytes| bytes.to_vec());
+                    let end = replay.checkpoint_end;
+                    let below = written.batches.iter().filter(|batch| batch.end() <= end);
+                    let sum = below.map(sum_of).fold(0, u64::wrapping_add);
+                    let expected = (end.0 > 0).then(|| sum.to_le_bytes().to_vec());
+                    assert_eq!(checkpoint, expected, "{at}: the checkpoint of stream {id}");
+                }
+            }
+            written.is_partial |= read != written.batches;
+            if written.is_deleted {
+                // It continues after what is left of it.
+                written.ever.retain(|batch| read.contains(batch));
+            }
+            written.batches = read;
+        }
+        for (id, written) in &mut journal.streams {
+            // What was trimmed or deleted may be back.
+            written.is_deleted = !ids.contains(id);
+            written.start = written.start.min(written.batches.first().map_or(0, |b| b.base.0));
+        }
+        server.close().await;
+    }
+}
+
+async fn campaign(compacts: bool) {
+    let seeds = std::env::var("ALLUVIUM_MODEL_SEEDS").ok();
+    let seeds = seeds.map_or(12, |seeds| seeds.parse().expect("a number"));
+    let first =
+        std::env::var("ALLUVIUM_FIRST_SEED").map_or(0, |seed| seed.parse().expect("a number"));
+    for seed in first..seeds {
+        for damage in DAMAGES {
+            for is_log_lost in [false, true] {
+                check(seed, damage, is_log_lost, compacts).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_stated_is_what_is_lost() {
+    campaign(false).await;
+}
+
+#[tokio::test]
+async fn what_is_stated_is_what_is_lost_with_compaction() {
+    campaign(true).await;
+}
