@@ -2,6 +2,7 @@
 //! `docs/format/chain.md`, section 10.
 //!
 //! - `from_objects.rs`: what the data objects show of the catalog
+//! - `checkpoints.rs`: checkpoints, from the records in them
 //! - `offsets.rs`: sets of offsets
 //!
 //! | crash after | then |
@@ -10,6 +11,7 @@
 //! | the snapshot of a rebuild from objects | no fence names it; the rebuild is repeated |
 //! | the fence | the store is bound; repeating the rebuild changes nothing |
 
+mod checkpoints;
 mod from_objects;
 mod offsets;
 
@@ -174,7 +176,7 @@ impl Rebuild {
             || header.as_ref().is_none_or(|now| then.version < now.mark || then.cut < now.trim);
         let (covers, next_stream) =
             (salvaged.intact.header.covers, salvaged.intact.header.next_stream);
-        let source = from_objects::Source { objects, fold, progress };
+        let source = from_objects::Source { objects, fold, progress, retry: options.retry() };
         let (mut state, found) = from_objects::restore(&source, salvaged, is_old).await?;
         let is_unknown = state.header.opening == 0 && found.last_object.is_none();
         if is_unknown && header.is_none() {

@@ -5,28 +5,29 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore};
 
+use super::checkpoints::{self, Folded};
 use super::offsets::Offsets;
-use crate::bandwidth::Bandwidth;
 use crate::catalog::ObjectRange;
 use crate::chain::{ChainObject, ChainState, ChainStream, LostObjects, Salvaged};
 use crate::fold::Fold;
 use crate::naming::{object_id, object_nonce, object_prefix};
 use crate::object::DirectoryRow;
 use crate::object_error::ObjectError;
-use crate::objects::{
-    Directory, Scan, StoreHandle, index, list_objects, read_directory, read_index,
-};
-use crate::request_class::RequestClass;
-use crate::types::{Batch, KIND_LOG, ObjectId, StreamId, StreamOffset};
+use crate::objects::{Directory, list_objects, read_directory, read_index};
+use crate::retry::Backoff;
+use crate::types::{KIND_LOG, ObjectId, StreamId, StreamOffset};
 
 /// Directories of objects that are read at the same time.
 const READS: usize = 32;
+/// Attempts of a request whose errors are temporary.
+const ATTEMPTS: u32 = 10;
 
 /// A part of a rebuild that can take long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +82,29 @@ pub(super) struct Source<'a> {
     pub(super) objects: &'a Arc<dyn ObjectStore>,
     pub(super) fold: &'a Arc<dyn Fold>,
     pub(super) progress: RebuildProgress<'a>,
+    /// The first and the longest delay between two attempts of a request.
+    pub(super) retry: (Duration, Duration),
+}
+
+impl Source<'_> {
+    /// Sends a request again as long as its errors are temporary, up to [`ATTEMPTS`] times: a
+    /// rebuild that has read for hours must not begin again because of one of them.
+    pub(super) async fn read<T, F: Future<Output = Result<T, ObjectError>>>(
+        &self,
+        mut request: impl FnMut() -> F,
+    ) -> Result<T, ObjectError> {
+        let mut backoff = Backoff::new(self.retry);
+        loop {
+            match request().await {
+                Err(error) if error.is_temporary() && backoff.failures() + 1 < ATTEMPTS => {
+                    let wait = backoff.failed();
+                    tracing::warn!("{error}; next attempt in {wait:?}");
+                    tokio::time::sleep(wait).await;
+                }
+                answer => return answer,
+            }
+        }
+    }
 }
 
 /// A stream's part of an object of which the catalog has no range.
@@ -173,7 +197,9 @@ pub(super) async fn restore(
         let lost = Offsets::of(all).without(&covered(stream)).without(&gaps);
         found.lost.extend(lost.into_ranges().into_iter().map(|offsets| (id, offsets)));
     }
-    fold(source, &mut state, unfolded, &mut found).await?;
+    let Folded { lost, damaged } = checkpoints::fold(source, &mut state, unfolded).await?;
+    found.lost.extend(lost);
+    found.damaged.extend(damaged);
     Ok((state, found))
 }
 
@@ -293,88 +319,6 @@ fn choose(stream: &mut ChainStream, rows: Vec<Row>, gaps: &Offsets) {
         }
     }
     stream.ranges = chosen.into_values().collect();
-}
-
-/// Moves uploaded ends and checkpoints to the ends of these offsets.
-async fn fold(
-    source: &Source<'_>,
-    state: &mut ChainState,
-    unfolded: Vec<(StreamId, Range<StreamOffset>)>,
-    found: &mut FromObjects,
-) -> Result<(), ObjectError> {
-    let ChainState { header, streams, objects, .. } = state;
-    let after = |stream: &ChainStream, from: StreamOffset| {
-        let first = stream.ranges.partition_point(|range| range.end <= from);
-        stream.ranges[first..].to_vec()
-    };
-    let work: Vec<_> = unfolded
-        .into_iter()
-        .map(|(id, offsets)| (id, after(&streams[&id], offsets.start), offsets))
-        .collect();
-    let bytes = work.iter().flat_map(|(_, ranges, _)| ranges).map(|range| range.payload_bytes);
-    let (mut done, total) = (0, bytes.sum());
-    let bandwidth = Bandwidth::new(0);
-    let handle = StoreHandle::new(&**source.objects, &bandwidth, RequestClass::Read);
-    for (id, ranges, offsets) in work {
-        let stream = streams.get_mut(&id).expect("a stream of the catalog");
-        for range in ranges {
-            let info = Arc::new(objects[&range.object].info(header.store));
-            let mut blocks = match index(handle, &info).await {
-                Ok(blocks) => blocks,
-                Err(error) if error.is_loss() => {
-                    found.damaged.push(error);
-                    found.lost.push((id, range.start.max(offsets.start)..range.end));
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-            blocks.retain(|block| block.stream == id && block.end > offsets.start);
-            for block in blocks {
-                let whole = block.start.max(offsets.start)..block.end;
-                let bytes = u64::from(block.len_bytes);
-                let mut scan = Scan::new(handle, info.clone(), [block].into());
-                match scan.next().await {
-                    Ok(batches) => {
-                        let mut batches = batches.unwrap_or_default();
-                        batches.retain(|batch| batch.base >= offsets.start);
-                        fold_batches(source.fold, id, stream, whole.end, batches).await?;
-                    }
-                    Err(error) if error.is_loss() => {
-                        found.damaged.push(error);
-                        found.lost.push((id, whole));
-                    }
-                    Err(error) => return Err(error),
-                }
-                done += bytes;
-                (source.progress)(RebuildStep::Records, done.min(total), total);
-            }
-        }
-        // The last block may be one that cannot be read.
-        fold_batches(source.fold, id, stream, offsets.end, Vec::new()).await?;
-    }
-    Ok(())
-}
-
-/// Moves the uploaded end and the checkpoint of a stream to `end`.
-async fn fold_batches(
-    fold: &Arc<dyn Fold>,
-    id: StreamId,
-    stream: &mut ChainStream,
-    end: StreamOffset,
-    batches: Vec<Batch>,
-) -> Result<(), ObjectError> {
-    if end <= stream.uploaded_end {
-        return Ok(());
-    }
-    let (fold, kind, start) = (fold.clone(), stream.kind, stream.start);
-    let (offsets, previous) = (stream.uploaded_end..end, stream.checkpoint.take());
-    let folded = tokio::task::spawn_blocking(move || {
-        fold.fold(id, kind, offsets, start, previous.as_deref(), &batches)
-    });
-    let folded = folded.await.map_err(|ended| ObjectError::defect(&ended.to_string()))?;
-    stream.checkpoint = folded.map(Bytes::from);
-    stream.uploaded_end = end;
-    Ok(())
 }
 
 /// Reads what an object holds: its directory, or if that is damaged its index.
