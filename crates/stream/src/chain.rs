@@ -4,6 +4,7 @@
 //!
 //! - `fuzz.rs`: the checks of the fuzz target
 //! - `writer.rs`, `clean_up.rs`: the one writer of a chain: fences and deltas; deletion
+//! - `reader.rs`: a reader that follows it
 //! - `objects.rs`: its objects in the object store; loading
 //! - `snapshot.rs`, `state.rs`: the bytes of a snapshot; the state of the catalog
 //! - `entry.rs`, `body.rs`, `change.rs`: fences and deltas; their bodies; the changes in them
@@ -17,6 +18,7 @@ mod frame;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod objects;
+mod reader;
 mod snapshot;
 mod state;
 mod wire;
@@ -28,6 +30,7 @@ pub(crate) use change::{decode_recorded, encode_recorded};
 pub use clean_up::{CleanUp, DELETION_AGE};
 pub use entry::Entry;
 pub use objects::{Chain, SnapshotName, list_stores};
+pub(crate) use reader::{ChainChanges, ChainReader};
 pub use snapshot::Snapshot;
 pub use state::{ChainState, ChainStream, Gaps, Head};
 pub(crate) use writer::RESERVED_STREAMS;

@@ -137,34 +137,6 @@ async fn a_snapshot_beyond_the_end_shows_that_objects_are_missing() {
     assert!(chain(&store).load().await.unwrap_err().is_loss(), "only snapshots are left");
 }
 
-#[tokio::test]
-async fn a_reader_follows_the_chain_also_past_deleted_objects() {
-    let (store, states) = built(6, 60).await;
-    let (part, _) = built(7, 1).await;
-    for number in 1..=10 {
-        let bytes = store.get(&object(number)).await.unwrap().bytes().await.unwrap();
-        part.put(&object(number), bytes.into()).await.unwrap();
-    }
-    let chain = chain(&part);
-    let mut state = chain.load().await.unwrap().unwrap();
-    assert_eq!(state, states[9]);
-    assert!(!chain.follow(&mut state).await.unwrap());
-    for number in 11..=20 {
-        let bytes = store.get(&object(number)).await.unwrap().bytes().await.unwrap();
-        part.put(&object(number), bytes.into()).await.unwrap();
-    }
-    assert!(chain.follow(&mut state).await.unwrap());
-    assert_eq!(state, states[19]);
-    // Meanwhile the objects after it were deleted.
-    for number in 50..=60 {
-        let bytes = store.get(&object(number)).await.unwrap().bytes().await.unwrap();
-        part.put(&object(number), bytes.into()).await.unwrap();
-    }
-    snapshot(&part, &states[54]).await;
-    assert!(chain.follow(&mut state).await.unwrap());
-    assert_eq!(state, states[59]);
-}
-
 /// Puts a fence after a state.
 async fn opened(chain: Chain, state: Option<ChainState>) -> ChainWriter {
     let until = Instant::now() + Duration::from_secs(60);
