@@ -1,5 +1,6 @@
 //! Reads of the chain by a store that follows it: requests for one, and the results.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -60,6 +61,8 @@ pub(crate) struct Polls {
     done: watch::Sender<Done>,
     /// The version of the catalog that is applied.
     version: watch::Sender<u64>,
+    /// The term that is applied; read often.
+    term: AtomicU32,
 }
 
 #[derive(Clone, Default)]
@@ -83,6 +86,7 @@ impl Polls {
             wanted: Notify::new(),
             done: watch::Sender::default(),
             version: watch::Sender::new(0),
+            term: AtomicU32::new(0),
         }
     }
 
@@ -139,11 +143,16 @@ impl Polls {
             state.applied = applied;
             state.reloads += u64::from(is_reload);
         }
+        self.term.store(applied.term, Ordering::Release);
         self.version.send_replace(applied.version);
     }
 
     pub(crate) fn last_applied(&self) -> Applied {
         self.state.lock().applied
+    }
+
+    pub(crate) fn term(&self) -> u32 {
+        self.term.load(Ordering::Acquire)
     }
 
     /// Returns the version that is applied, and later ones.

@@ -238,6 +238,11 @@ impl Store {
         }
     }
 
+    /// Whether another process writes the store, and this one follows.
+    pub fn is_followed(&self) -> bool {
+        matches!(self.role, Role::Follower(..))
+    }
+
     /// Returns what is known of the chain that is followed; `None` if this process writes it.
     pub fn following(&self) -> Option<Following> {
         match &self.role {
@@ -379,7 +384,7 @@ impl Store {
     pub fn term(&self) -> u32 {
         match &self.role {
             Role::Owner(shared, _) => shared.catalog.term,
-            Role::Follower(polls, _) => polls.last_applied().term,
+            Role::Follower(polls, _) => polls.term(),
         }
     }
 

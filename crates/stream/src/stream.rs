@@ -88,6 +88,12 @@ impl Stream {
         self.state.tail.lock().durable_end(durable)
     }
 
+    /// Returns a number that changes whenever the stream's contents were taken over from the chain
+    /// ([`crate::Store::follow`]); 0 if this process writes the store.
+    pub fn followed(&self) -> u64 {
+        self.state.tail.lock().followed
+    }
+
     /// Returns the bytes of payload from the start to the next offset. If a trim ends inside an
     /// object, all of the stream's batches in that object still count.
     pub fn size_bytes(&self) -> u64 {

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
@@ -19,7 +18,7 @@ use object_store::{
 /// The object store of a process that must not write.
 #[derive(Debug)]
 pub struct ReadsOnly {
-    inner: Arc<InMemory>,
+    inner: Arc<dyn ObjectStore>,
     /// All requests fail.
     pub down: AtomicBool,
     /// Listings of the catalog, and reads of objects of the chain.
@@ -28,7 +27,7 @@ pub struct ReadsOnly {
 }
 
 impl ReadsOnly {
-    pub fn new(inner: Arc<InMemory>) -> Self {
+    pub fn new(inner: Arc<dyn ObjectStore>) -> Self {
         let (lists, chain_reads) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { inner, down: AtomicBool::new(false), lists, chain_reads }
     }
