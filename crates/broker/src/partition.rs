@@ -673,16 +673,15 @@ impl Partition {
     }
 }
 
-/// Derives the state of a partition at the end of a stream: its producers, the epochs of its
-/// leaders, of which `leader_epoch` is the present one, and the markers that recovery wrote.
+/// The state of a partition at the end of a stream: its producers, the epochs of its leaders, and
+/// the markers that recovery wrote.
+type Derived = (ProducerStates, LeaderEpochs, Vec<(Repaired, Outcome)>);
+
+/// Derives the state of a partition, whose present leader has `leader_epoch`.
 ///
 /// # Errors
 /// The checkpoint cannot be read.
-fn derive(
-    replay: &Replay,
-    leader_epoch: i32,
-    now_ms: i64,
-) -> Result<(ProducerStates, LeaderEpochs, Vec<(Repaired, Outcome)>), BadCheckpoint> {
+fn derive(replay: &Replay, leader_epoch: i32, now_ms: i64) -> Result<Derived, BadCheckpoint> {
     let mut producers = match &replay.checkpoint {
         Some(bytes) => ProducerStates::decode(bytes, now_ms)?,
         None => ProducerStates::default(),

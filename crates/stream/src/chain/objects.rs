@@ -418,4 +418,4 @@ pub(super) fn numbered(prefix: &str, name: &str) -> Option<(u64, Uuid)> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -193,3 +193,6 @@ fn touched(entry: &Entry) -> Touched {
     }
     touched
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,15 +10,16 @@ use super::super::{
 use super::*;
 use crate::types::{StreamId, StreamOffset};
 
-const STORE: Uuid = Uuid::from_u128(1);
-const RETRY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(1));
+pub(in crate::chain) const STORE: Uuid = Uuid::from_u128(1);
+pub(in crate::chain) const RETRY: (Duration, Duration) =
+    (Duration::from_millis(1), Duration::from_millis(1));
 
 fn chain(store: &Arc<InMemory>) -> Chain {
     Chain::new(store.clone(), STORE, RETRY)
 }
 
 /// Returns an object store with a chain of this many objects, and the states after each.
-async fn built(seed: u64, objects: u64) -> (Arc<InMemory>, Vec<ChainState>) {
+pub(in crate::chain) async fn built(seed: u64, objects: u64) -> (Arc<InMemory>, Vec<ChainState>) {
     let store = Arc::new(InMemory::new());
     let mut builder = Builder::new(seed);
     let sequence = chain(&store).sequence;
@@ -34,7 +35,7 @@ async fn built(seed: u64, objects: u64) -> (Arc<InMemory>, Vec<ChainState>) {
     (store, states)
 }
 
-async fn snapshot(store: &Arc<InMemory>, state: &ChainState) -> Path {
+pub(in crate::chain) async fn snapshot(store: &Arc<InMemory>, state: &ChainState) -> Path {
     let snapshot = Snapshot::of(state.clone());
     let name = chain(store).snapshot_name(state.head.number, snapshot.nonce);
     chain(store).write_snapshot(snapshot).await.unwrap();
@@ -55,7 +56,7 @@ async fn without_snapshots(store: &Arc<InMemory>) -> Result<Option<ChainState>, 
     chain(store).load().await
 }
 
-fn object(number: u64) -> Path {
+pub(in crate::chain) fn object(number: u64) -> Path {
     format!("catalogs/{STORE}/chain/{number:016x}").into()
 }
 
