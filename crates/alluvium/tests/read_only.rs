@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
 use support::parts::Parts;
@@ -62,6 +62,15 @@ fn topics(server: &Server) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
+/// Whether kcat is installed; prints a message if not.
+fn kcat_is_there() -> bool {
+    let there = Command::new("kcat").arg("-V").output().is_ok();
+    if !there {
+        eprintln!("skipped: kcat is not installed");
+    }
+    there
+}
+
 #[test]
 fn consumers_read_beside_the_server_that_writes_and_after_its_end() {
     let parts = Parts::new();
@@ -84,6 +93,32 @@ fn consumers_read_beside_the_server_that_writes_and_after_its_end() {
         ok_json(&["topic", "describe", "orders", "--bootstrap", &server.kafka, "--json"])
     };
     until("both describe it the same", || settings(&reader) == settings(&writer));
+
+    // A client of others, which must not repeat what is refused.
+    if kcat_is_there() {
+        let input = parts.path("input");
+        fs::write(&input, "record\n").unwrap();
+        let kcat = |arguments: &[&str]| {
+            let mut command = Command::new("kcat");
+            command.args(["-b", &reader.kafka, "-t", "orders"]).args(arguments);
+            command.stdin(fs::File::open(&input).unwrap());
+            command.output().unwrap()
+        };
+        let group = ["-X", "group.id=g", "-X", "auto.offset.reset=earliest"];
+        for how in [&["-C", "-e", "-q"][..], &[&["-C", "-e", "-q"], &group[..]].concat()] {
+            let consumed = kcat(how);
+            assert_eq!(String::from_utf8_lossy(&consumed.stdout), "one\ntwo\n");
+        }
+        let began = Instant::now();
+        for how in [&[][..], &["-X", "enable.idempotence=true"], &["-X", "transactional.id=a"]] {
+            let refused = kcat(&[&["-P"], how].concat());
+            assert!(!refused.status.success(), "{how:?}");
+            let said = stderr(&refused);
+            let expected = ["Policy violation", "Cluster authorization", "Transactional Id auth"];
+            assert!(expected.iter().any(|text| said.contains(text)), "{said}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(30), "it repeats what was refused");
+    }
 
     // Nothing is stored.
     assert_eq!(produce(&reader.kafka, "orders", b"no").unwrap(), POLICY_VIOLATION);

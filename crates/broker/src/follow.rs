@@ -11,9 +11,14 @@ use crate::server::Server;
 pub(crate) async fn run(server: Arc<Server>) {
     let Some(mut versions) = server.store.versions() else { return };
     let mut reported = BTreeSet::new();
+    let mut seen = None;
     loop {
-        // Also what has changed since the start.
-        reported = take_over(&server, reported).await;
+        // The first time because of what has changed since the start.
+        let now = Some(server.store.meta_changes());
+        if seen != now || !reported.is_empty() {
+            reported = take_over(&server, reported).await;
+            seen = now;
+        }
         tokio::select! {
             () = server.stopping() => return,
             changed = versions.changed() => {

@@ -137,12 +137,15 @@ impl Follower {
     /// Reads the chain up to its end.
     async fn poll(&mut self, certainly: bool) -> Result<(), StoreError> {
         loop {
-            let is_end = self.reader.poll(certainly).await?;
-            if !self.reader.goes_on() {
-                return Err(StoreError::OtherHistory);
+            let polled = self.reader.poll(certainly).await;
+            if self.reader.is_checked() {
+                if !self.reader.goes_on() {
+                    return Err(StoreError::OtherHistory);
+                }
+                // Also what precedes damage.
+                self.apply().await?;
             }
-            self.apply().await?;
-            if is_end {
+            if polled? {
                 return Ok(());
             }
         }
@@ -154,8 +157,10 @@ impl Follower {
         let Some(changes) = self.reader.take_changes() else { return Ok(()) };
         let state = self.reader.state();
         let is_all = changes == ChainChanges::All;
+        let mut is_meta = is_all;
         let streams: Vec<StreamId> = match changes {
             ChainChanges::Of(touched) => {
+                is_meta = !touched.meta.is_empty();
                 let mut meta = self.view.meta.write();
                 for key in touched.meta {
                     match state.meta.get(&key) {
@@ -192,6 +197,9 @@ impl Follower {
             term: state.head.term,
             written_at_ms: state.header.written_at_ms,
         };
+        if is_meta {
+            self.polls.meta_changed();
+        }
         let is_reload = is_all && self.polls.last_applied().number > 0;
         self.polls.applied(applied, is_reload);
         Ok(())

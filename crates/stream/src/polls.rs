@@ -1,6 +1,6 @@
 //! Reads of the chain by a store that follows it: requests for one, and the results.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -61,6 +61,8 @@ pub(crate) struct Polls {
     done: watch::Sender<Done>,
     /// The version of the catalog that is applied.
     version: watch::Sender<u64>,
+    /// How often metadata was changed.
+    meta_changes: AtomicU64,
     /// The term that is applied; read often.
     term: AtomicU32,
 }
@@ -86,6 +88,7 @@ impl Polls {
             wanted: Notify::new(),
             done: watch::Sender::default(),
             version: watch::Sender::new(0),
+            meta_changes: AtomicU64::new(0),
             term: AtomicU32::new(0),
         }
     }
@@ -149,6 +152,14 @@ impl Polls {
 
     pub(crate) fn last_applied(&self) -> Applied {
         self.state.lock().applied
+    }
+
+    pub(crate) fn meta_changed(&self) {
+        self.meta_changes.fetch_add(1, Ordering::Release);
+    }
+
+    pub(crate) fn meta_changes(&self) -> u64 {
+        self.meta_changes.load(Ordering::Acquire)
     }
 
     pub(crate) fn term(&self) -> u32 {

@@ -260,6 +260,15 @@ impl Store {
         }
     }
 
+    /// Returns a number that changes whenever metadata was taken over from the chain; 0 if this
+    /// process writes the store.
+    pub fn meta_changes(&self) -> u64 {
+        match &self.role {
+            Role::Owner(..) => 0,
+            Role::Follower(polls, _) => polls.meta_changes(),
+        }
+    }
+
     /// Reads the chain up to its present end, if it is followed.
     ///
     /// # Errors

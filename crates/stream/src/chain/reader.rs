@@ -15,7 +15,7 @@ use crate::types::StreamId;
 
 /// Interval at which the snapshots are listed while the next number is absent. A reader that was
 /// suspended for a day may find numbers absent that were deleted; it serves an old state for this
-/// long at most. One LIST costs as much as ten GETs.
+/// long at most. One LIST costs as much as twelve GETs.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Objects that one poll reads at most, so that its caller can apply and show them.
 const OBJECTS_PER_POLL: usize = 256;
@@ -72,6 +72,11 @@ impl ChainReader {
     pub(crate) fn take_changes(&mut self) -> Option<ChainChanges> {
         self.taken = Some((self.state.header.incarnation, self.state.header.version));
         self.changes.take()
+    }
+
+    /// Whether the state may be shown: the objects that were read last are those of the chain.
+    pub(crate) fn is_checked(&self) -> bool {
+        !self.is_unchecked
     }
 
     /// Whether the state is one after that from which changes were taken the last time: the chain
@@ -134,6 +139,10 @@ impl ChainReader {
             let found = self.chain.sequence.identity(last.number).await?;
             found.is_none_or(|found| found.link != last.link)
         };
+        if !is_behind {
+            // Also if what follows is damaged: what was read before it is the chain.
+            (self.checked, self.is_unchecked) = (now, false);
+        }
         if lost.is_some() || is_behind || is_other {
             is_end = self.reload(lost).await?;
         }

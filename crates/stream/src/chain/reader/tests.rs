@@ -50,7 +50,7 @@ async fn a_reader_follows_the_chain_also_past_deleted_objects() {
     // Meanwhile the objects after it were deleted.
     copy(&store, &part, 50..=60).await;
     snapshot(&part, &states[54]).await;
-    // Within a minute after the last check it may be taken for the end.
+    // Within a minute after the last check the absent number may count as the end.
     assert!(reader.poll(false).await.unwrap());
     assert_eq!(*reader.state(), states[19]);
     assert!(reader.poll(true).await.unwrap());
