@@ -562,7 +562,7 @@ async fn damage_is_refused_at_the_start_and_reported_later() {
     let reader = follow(&world, NEVER).await;
     for is_later_version in [false, true] {
         let from = batches.len() as u64;
-        batches.extend(uploaded(&server, id, from, from + 1).await);
+        batches.extend(uploaded(&server, id, from, from + 2).await);
         let state = world.catalog().await;
         let last = format!("catalogs/{}/chain/{:016x}", state.header.store, state.head.number);
         // The version of the format, or a byte that a checksum covers.
@@ -572,7 +572,7 @@ async fn damage_is_refused_at_the_start_and_reported_later() {
         assert!(error.to_string().contains(&last), "{error}");
         let stream = reader.store.stream(id).unwrap();
         let before = &batches[..batches.len() - 1];
-        assert_eq!(read_from(&stream, 0, 1000).await, before);
+        assert_eq!(read_from(&stream, 0, 1000).await, before, "what precedes the damage is there");
         let fault = reader.store.degraded().remove(0);
         assert_eq!(fault.reason, Reason::CatalogNotFollowed);
         assert!(fault.detail.contains(&last), "{}", fault.detail);
