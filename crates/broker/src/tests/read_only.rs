@@ -7,9 +7,11 @@ mod reads_only;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use alluvium_stream::{Options, Store};
+use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::offset_for_leader_epoch_request::{
     OffsetForLeaderPartition, OffsetForLeaderTopic,
@@ -499,5 +501,109 @@ async fn users_and_acls_are_those_of_the_writer() {
     assert_eq!(client.fetch("t", 0, 0).await.0, 0);
     let refused = reader.broker.users().set_password("carol", "secret").await.unwrap_err();
     assert!(refused.to_string().contains("read-only"), "{refused}");
+    reader.stop().await;
+}
+
+/// The offsets of the records that a consumer with `read_committed` takes from a response: it drops
+/// those of the transactions that the response lists, each up to its marker.
+fn committed_records(batches: &Bytes, aborted: &[(i64, i64)]) -> Vec<i64> {
+    let (mut rest, mut dropped, mut taken) = (batches.clone(), BTreeSet::new(), Vec::new());
+    while let Some(header) = BatchHeader::parse(&rest) {
+        let begun = aborted.iter().filter(|(_, first)| *first <= header.base_offset);
+        for one @ (producer, _) in begun {
+            if *producer == header.producer_id && !dropped.contains(&(*one, true)) {
+                dropped.insert((*one, false));
+            }
+        }
+        let is_of = |(one, is_over): &((i64, i64), bool)| one.0 == header.producer_id && !is_over;
+        if header.is_control() {
+            let ended: Vec<_> = dropped.iter().copied().filter(is_of).collect();
+            for (one, _) in ended {
+                dropped.remove(&(one, false));
+                dropped.insert((one, true));
+            }
+        } else if !dropped.iter().any(is_of) {
+            taken.push(header.base_offset);
+        }
+        rest = rest.slice(header.len_bytes..);
+    }
+    taken
+}
+
+/// Each step of each transaction is uploaded by itself while consumers read: they get records of
+/// committed transactions only, and in the end all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_record_of_another_transaction_is_shown_while_uploads_go_on() {
+    let owner = TestServer::simulated(16 << 20).await;
+    let id = owner.topic("t", 1, &[]).await;
+    owner.store().flush().await.unwrap();
+    let reader = Reader::start(&owner).await;
+    let over = Arc::new(AtomicBool::new(false));
+    let consumers = (0..3).map(|_| {
+        let (addr, over) = (reader.addr(), over.clone());
+        tokio::spawn(async move {
+            let mut client = Client::connect(addr).await;
+            let mut seen = BTreeSet::new();
+            let mut is_last = false;
+            loop {
+                let request = fetch("t", &[(0, 0)], 0).with_isolation_level(1);
+                let response = client.call(12, &request).await;
+                let it = &response.responses[0].partitions[0];
+                assert_eq!(it.error_code, 0);
+                assert!(it.last_stable_offset <= it.high_watermark);
+                let aborted = it.aborted_transactions.iter().flatten();
+                let aborted: Vec<_> =
+                    aborted.map(|one| (one.producer_id.0, one.first_offset)).collect();
+                seen.extend(committed_records(it.records.as_ref().unwrap(), &aborted));
+                if is_last {
+                    return seen;
+                }
+                is_last = over.load(Ordering::SeqCst);
+            }
+        })
+    });
+    let consumers: Vec<_> = consumers.collect();
+    let mut producer = Producer::init(&owner, "a", true).await;
+    let mut expected = BTreeSet::new();
+    for round in 0..40 {
+        let commits = round % 3 == 0;
+        for _ in 0..2 {
+            let (code, base) = producer.produce("t", id, 0).await;
+            assert_eq!(code, 0);
+            owner.store().flush().await.unwrap();
+            if commits {
+                expected.insert(base);
+            }
+        }
+        assert_eq!(producer.end(commits).await, 0);
+        owner.store().flush().await.unwrap();
+    }
+    reader.catch_up(&owner).await;
+    over.store(true, Ordering::SeqCst);
+    for consumer in consumers {
+        let seen = consumer.await.unwrap();
+        let others: Vec<_> = seen.difference(&expected).collect();
+        assert!(others.is_empty(), "records of transactions that were aborted: {others:?}");
+        assert!(seen.len() > 1, "it has read while uploads went on");
+    }
+    let mut client = reader.client().await;
+    let (mut next, mut all) = (0, BTreeSet::new());
+    loop {
+        let request = fetch("t", &[(0, next)], 500).with_isolation_level(1);
+        let response = client.call(12, &request).await;
+        let it = &response.responses[0].partitions[0];
+        let aborted = it.aborted_transactions.iter().flatten();
+        let aborted: Vec<_> = aborted.map(|one| (one.producer_id.0, one.first_offset)).collect();
+        let mut rest = it.records.clone().unwrap();
+        if rest.is_empty() {
+            break;
+        }
+        all.extend(committed_records(&rest, &aborted));
+        while let Some(header) = BatchHeader::parse(&rest) {
+            next = header.base_offset + i64::from(header.last_offset_delta) + 1;
+            rest = rest.slice(header.len_bytes..);
+        }
+    }
+    assert_eq!(all, expected);
     reader.stop().await;
 }
