@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use alluvium_stream::{Degraded, DiskCacheStats, Reason, Requests, Store};
+use alluvium_stream::{Degraded, DiskCacheStats, Following, Reason, Requests, Store};
 use alluvium_wal::DurationHistogram;
 use axum::Router;
 use axum::extract::State;
@@ -234,6 +234,54 @@ fn encode_times(
     metric.encode_histogram::<NoLabelSet>(times.sum().as_secs_f64(), times.count(), &steps, None)
 }
 
+/// The statistics that a read-only server has, too: those of reads and of objects in use.
+const OF_READS: [&str; 9] = [
+    "streams",
+    "block_cache_used_bytes",
+    "cold_reads_waiting",
+    "read_ahead_unread_bytes",
+    "objects",
+    "objects_bytes",
+    "objects_retired",
+    "objects_damaged",
+    "objects_missing",
+];
+
+/// The counters of a read-only server begin with one of these.
+const COUNTERS_OF_READS: [&str; 3] = ["cold_read_", "block_cache_", "read_ahead_"];
+
+/// Encodes what a read-only server has of the catalog.
+fn encode_following(
+    encoder: &mut DescriptorEncoder<'_>,
+    following: &Following,
+) -> Result<(), fmt::Error> {
+    let gauges = [
+        ("catalog_object", "Number of the last object of the catalog applied", following.number),
+        ("catalog_version", "Version of the catalog applied", following.version),
+        (
+            "catalog_age_seconds",
+            "Time since the last object of the catalog applied was written",
+            following.age.as_secs(),
+        ),
+        (
+            "catalog_current_seconds",
+            "Time since the catalog was last read to its end",
+            following.current.as_secs(),
+        ),
+    ];
+    encode_gauges(encoder, &gauges)?;
+    let counters = [
+        ("catalog_polls", "Reads of the catalog that another server writes", following.polls),
+        ("catalog_poll_failures", "Reads of the catalog that failed", following.failures),
+        (
+            "catalog_reloads",
+            "Times that the catalog was loaded again from a snapshot",
+            following.reloads,
+        ),
+    ];
+    encode_counters(encoder, &counters)
+}
+
 /// Reads the store's statistics at each scrape, so that nothing is counted twice.
 struct StoreCollector {
     store: Store,
@@ -362,6 +410,18 @@ impl Collector for StoreCollector {
             ),
             ("wal_durable_offset", "Log offset below which everything is durable", wal.durable.0),
         ];
+        let following = self.store.following();
+        let read_only = (
+            "read_only",
+            "1 on a server that serves what another one has uploaded",
+            u64::from(following.is_some()),
+        );
+        encode_gauges(&mut encoder, &[read_only])?;
+        let is_read_only = following.is_some();
+        let gauges: Vec<_> = gauges
+            .into_iter()
+            .filter(|(name, _, _)| !is_read_only || OF_READS.contains(name))
+            .collect();
         encode_gauges(&mut encoder, &gauges)?;
         let counters: [(&str, &str, u64); 24] = [
             ("uploads", "Uploads committed", stats.uploads),
@@ -425,13 +485,22 @@ impl Collector for StoreCollector {
             ("wal_header_writes", "Header slots written", wal.header_writes),
             ("wal_padding_bytes", "Padding of blocks to a whole page", wal.padding_bytes),
         ];
+        let is_of_reads =
+            |name: &str| COUNTERS_OF_READS.iter().any(|prefix| name.starts_with(prefix));
+        let counters: Vec<_> = counters
+            .into_iter()
+            .filter(|(name, _, _)| !is_read_only || is_of_reads(name))
+            .collect();
         encode_counters(&mut encoder, &counters)?;
-        encode_times(
-            &mut encoder,
-            "wal_flush_duration_seconds",
-            "Time from submitting a block to the device until it is written and flushed",
-            &wal.write_times,
-        )?;
+        match &following {
+            Some(following) => encode_following(&mut encoder, following)?,
+            None => encode_times(
+                &mut encoder,
+                "wal_flush_duration_seconds",
+                "Time from submitting a block to the device until it is written and flushed",
+                &wal.write_times,
+            )?,
+        }
         encode_degraded(&mut encoder, &self.store.degraded())?;
         encode_disk_cache(&mut encoder, &stats.disk_cache)?;
         encode_requests(encoder, &stats.requests)

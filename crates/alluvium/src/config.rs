@@ -6,6 +6,7 @@
 
 mod groups;
 mod options;
+mod read_only;
 mod security;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use alluvium_device::{Durability, Engine};
 
 pub(crate) use self::groups::GroupTimes;
 pub(crate) use self::options::{ServeOptions, from_text, required_text};
+pub(crate) use self::read_only::ReadOnly;
 pub(crate) use self::security::{Oauth, Security};
 use crate::objects::{ObjectStoreUrl, S3Settings};
 use crate::per_ip::PerIp;
@@ -71,6 +73,9 @@ pub(crate) mod limits {
     pub(crate) const UPLOAD_INTERVAL: Span = Span(Duration::from_secs(60));
     pub(crate) const UPLOAD_INTERVAL_MIN: Span = Span(Duration::from_millis(100));
     pub(crate) const UPLOAD_INTERVAL_MAX: Span = Span(Duration::from_secs(24 * 3600));
+    pub(crate) const CATALOG_POLL: Span = Span(Duration::from_secs(1));
+    pub(crate) const CATALOG_POLL_MIN: Span = Span(Duration::from_millis(100));
+    pub(crate) const CATALOG_POLL_MAX: Span = Span(Duration::from_secs(3600));
     pub(crate) const CLEANER_INTERVAL: Span = Span(Duration::from_secs(15));
     pub(crate) const CLEANER_INTERVAL_MIN: Span = Span(Duration::from_millis(1));
     pub(crate) const CLEANER_INTERVAL_MAX: Span = Span(Duration::from_secs(24 * 3600));
@@ -125,6 +130,8 @@ use limits as l;
 /// Configuration of the server, complete and within bounds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServeConfig {
+    /// `None`: this server writes.
+    pub(crate) read_only: Option<ReadOnly>,
     pub(crate) data_dir: PathBuf,
     pub(crate) security: Security,
     pub(crate) wal: PathBuf,
@@ -197,6 +204,7 @@ impl ServeConfig {
 
     fn resolve(options: ServeOptions) -> Result<Self, ConfigError> {
         let security = Security::resolve(&options)?;
+        let read_only = ReadOnly::resolve(&options)?;
         let group_times = GroupTimes::of(&options);
         let data_dir = options.data_dir.unwrap_or_else(|| l::DATA_DIR.into());
         let s3 = S3Settings {
@@ -211,8 +219,13 @@ impl ServeConfig {
             None => ObjectStoreUrl::Directory(data_dir.join("objects")),
         };
         let admin_listen = options.admin_listen.unwrap_or_else(|| preset(l::ADMIN_LISTEN));
+        if read_only.is_some() {
+            ReadOnly::check(&object_store)?;
+        }
         let config = Self {
             wal: options.wal.unwrap_or_else(|| data_dir.join("wal")),
+            auto_create_topics: options.auto_create_topics.unwrap_or(read_only.is_none()),
+            read_only,
             data_dir,
             security,
             wal_capacity: options.wal_capacity,
@@ -236,7 +249,6 @@ impl ServeConfig {
             node_id: options.node_id.unwrap_or(l::NODE_ID),
             rack: options.rack,
             cluster_id: options.cluster_id,
-            auto_create_topics: options.auto_create_topics.unwrap_or(true),
             default_partitions: options.default_partitions.unwrap_or(l::PARTITIONS),
             max_message_size: options.max_message_size.unwrap_or(l::MESSAGE),
             max_connections: options.max_connections.unwrap_or(l::CONNECTIONS),
@@ -385,6 +397,10 @@ impl fmt::Display for ServeConfig {
         let rack = self.rack.as_deref().unwrap_or("none");
         let disk_cache = self.disk_cache.as_ref().map(|directory| directory.display().to_string());
         let disk_cache = or(disk_cache, "none");
+        if let Some(ReadOnly { store, poll_interval }) = &self.read_only {
+            let store = or(store.map(|store| store.to_string()), "default");
+            write!(f, "read-only=true store={store} catalog-poll-interval={poll_interval} ")?;
+        }
         write!(
             f,
             "data-dir={} listeners={} wal={} wal-capacity={capacity} wal-reserve={} \

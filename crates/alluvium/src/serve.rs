@@ -1,10 +1,11 @@
 //! `alluvium serve`: starts the layers in order, waits for the end, and stops them in reverse
 //! order.
 
+mod read_only;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use alluvium_broker::groups::GroupConfig;
 use alluvium_broker::{
     Broker, BrokerConfig, BrokerFold, ListenerConfig, SecurityConfig, StartError,
 };
+use alluvium_device::SharedDevice;
 use alluvium_stream::{Gap, GapCause, Opened, Recovery, Store, StoreError, StreamId, migrate};
 use prometheus_client::registry::Registry;
 use rustix::fs::Mode;
@@ -54,11 +56,14 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     // Files that are created from here on, such as records and password hashes, are accessible to
     // the server's user only.
     rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let data = match config.read_only {
+        None => config.data_dir.display().to_string(),
+        Some(_) => format!("{}, read-only", config.object_store),
+    };
     tracing::info!(
-        "alluvium {}, node {}, data in {}",
+        "alluvium {}, node {}, data in {data}",
         env!("CARGO_PKG_VERSION"),
-        config.node_id,
-        config.data_dir.display()
+        config.node_id
     );
     tracing::debug!("configuration: {config}");
     let runtime = runtime(None)?;
@@ -71,16 +76,24 @@ pub(crate) fn run(options: ServeOptions) -> Result<(), Failure> {
     };
     check_ports(&config)?;
     raise_file_limit(&config);
-    // On this thread, on which the runtime runs nothing. Up to here a signal ends the process at
-    // once, which is harmless at any moment.
-    let storage = Storage::open(&config, &health)?;
-    tracing::info!(
-        "objects: {}, uploaded at {} or after {}",
-        config.object_store,
-        Size { bytes: storage.options.upload_bytes },
-        config.upload_interval
-    );
-    let served = runtime.block_on(serve(&config, storage, admin, &health));
+    let served = match &config.read_only {
+        Some(of) => runtime.block_on(async {
+            let store = read_only::open(&config, of, &health).await?;
+            serve_store(&config, Serving { store, device: None }, admin, &health).await
+        }),
+        None => {
+            // On this thread, on which the runtime runs nothing. Up to here a signal ends the
+            // process at once, which is harmless at any moment.
+            let storage = Storage::open(&config, &health)?;
+            tracing::info!(
+                "objects: {}, uploaded at {} or after {}",
+                config.object_store,
+                Size { bytes: storage.options.upload_bytes },
+                config.upload_interval
+            );
+            runtime.block_on(serve(&config, storage, admin, &health))
+        }
+    };
     // The remaining tasks, such as extending a file, may be interrupted.
     runtime.shutdown_timeout(LAST_TASKS);
     served
@@ -99,6 +112,7 @@ pub(crate) fn runtime(workers: Option<usize>) -> Result<Runtime, Failure> {
     builder.enable_all().build().map_err(failed)
 }
 
+/// Recovers the store that this server writes, and serves it.
 async fn serve(
     config: &ServeConfig,
     storage: Storage,
@@ -124,21 +138,40 @@ async fn serve(
             config.max_message_size
         )));
     }
+    serve_store(config, Serving { store, device: Some(device) }, admin, health).await
+}
 
+/// An open store.
+struct Serving {
+    store: Store,
+    /// The device of its log, if this server writes it.
+    device: Option<SharedDevice>,
+}
+
+/// Serves a store until a signal or a failure of the store ends that.
+async fn serve_store(
+    config: &ServeConfig,
+    Serving { store, device }: Serving,
+    admin: Option<Admin>,
+    health: &Arc<Health>,
+) -> Result<(), Failure> {
     let mut signals = Signals::install()?;
     let watched = store.clone();
     health.watch(move || Condition::of_store(&watched));
+    let followed = store.clone();
+    health.note(move || followed.following().map(|of| read_only::describe(&of)));
     health.begin("opening the partitions");
     let mut registry = Registry::default();
     admin::register(&mut registry, store.clone());
-    let socket = Socket::open(config);
+    let socket = device.and_then(|device| Some((Socket::open(config)?, device)));
     let broker = Broker::start(broker_config(config), store.clone(), &mut registry)
         .await
-        .map_err(|error| not_started(error, &config.data_dir))?;
+        .map_err(|error| not_started(error, config))?;
     if let Some(admin) = &admin {
         admin.publish(registry);
     }
-    let control = socket.map(|it| it.answer(config, device, store.clone(), broker.users()));
+    let control =
+        socket.map(|(socket, device)| socket.answer(config, device, store.clone(), broker.users()));
     let kafka: Vec<_> = broker.listeners().map(|(listener, addr)| at(listener, addr)).collect();
     let admin_at = admin.as_ref().map_or_else(
         || "no admin port".to_string(),
@@ -156,7 +189,12 @@ async fn serve(
             None
         }
         cause = store.failed() => {
-            tracing::error!("the write-ahead log has failed, the server stops: {cause}");
+            match store.is_followed() {
+                true => tracing::error!("the server stops: {cause}"),
+                false => {
+                    tracing::error!("the write-ahead log has failed, the server stops: {cause}");
+                }
+            }
             Some(cause.to_string())
         }
     };
@@ -174,13 +212,17 @@ async fn serve(
                 if let Some(control) = control {
                     control.closed().await;
                 }
-                tracing::info!("stopped; the write-ahead log is closed");
+                match config.read_only {
+                    Some(_) => tracing::info!("stopped"),
+                    None => tracing::info!("stopped; the write-ahead log is closed"),
+                }
             }
             closed
         }
         // After a failed write only reopening shows what a device or a catalog contains. There is
         // nothing to close.
-        Some(cause) => Err(Failure::WalFailed(cause)),
+        Some(cause) if config.read_only.is_none() => Err(Failure::WalFailed(cause)),
+        Some(cause) => Err(Failure::Failed(cause)),
     };
     if let Some(admin) = admin {
         admin.shutdown().await;
@@ -189,16 +231,17 @@ async fn serve(
 }
 
 /// Explains why the broker could not start, with advice if it cannot read its stored state.
-fn not_started(error: StartError, data_dir: &Path) -> Failure {
+fn not_started(error: StartError, config: &ServeConfig) -> Failure {
     use StartError as E;
+    let of = match config.read_only {
+        None => format!("data directory {}", config.data_dir.display()),
+        Some(_) => format!("object store {}", config.object_store),
+    };
     match error {
         E::Config(error) => Failure::Usage(error.to_string()),
         // All of it has passed its checksums.
         E::Metadata(_) | E::Groups(_) | E::Transactions(_) | E::Users(_) | E::Acls(_) => {
-            Failure::Failed(format!(
-                "data directory {}: {error}. If a newer alluvium wrote this, use that one",
-                data_dir.display()
-            ))
+            Failure::Failed(format!("{of}: {error}. If a newer alluvium wrote this, use that one"))
         }
         other => Failure::new(other),
     }
@@ -476,7 +519,10 @@ mod tests {
     #[test]
     fn stored_metadata_that_cannot_be_read_are_refused_with_advice() {
         let error = StartError::Metadata("topic a: its catalog entry: no JSON".into());
-        let Failure::Failed(message) = not_started(error, Path::new("/var/lib/a")) else {
+        let options =
+            ServeOptions { data_dir: Some("/var/lib/a".into()), ..ServeOptions::default() };
+        let config = ServeConfig::load(options).unwrap();
+        let Failure::Failed(message) = not_started(error, &config) else {
             panic!("a failure of another kind");
         };
         assert_eq!(

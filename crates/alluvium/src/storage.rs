@@ -137,8 +137,14 @@ pub(crate) async fn prepare(
     Ok(())
 }
 
-/// Waits before the object store is asked again, unless no later attempt can succeed.
-async fn wait_unless_permanent(config: &ServeConfig, error: &ObjectError) -> Result<(), Failure> {
+/// Waits before the object store is asked again.
+///
+/// # Errors
+/// No later attempt can succeed.
+pub(crate) async fn wait_unless_permanent(
+    config: &ServeConfig,
+    error: &ObjectError,
+) -> Result<(), Failure> {
     let reason = error.reason();
     if error.is_permanent() || error.is_loss() {
         return Err(Failure::Failed(format!("object store {}: {reason}", config.object_store)));

@@ -107,6 +107,8 @@ pub(crate) enum ApiError {
     Unauthorized(ResourceType),
     #[error("No Authorizer is configured.")]
     NoAuthorizer,
+    #[error("this server is read-only")]
+    ReadOnly,
     /// Records are lost: a retry cannot succeed.
     #[error("records are lost: {0}")]
     Lost(String),
@@ -129,7 +131,8 @@ impl ApiError {
             Self::InvalidReplicationFactor(_) => E::InvalidReplicationFactor,
             Self::InvalidReplicaAssignment(_) => E::InvalidReplicaAssignment,
             Self::InvalidConfig(_) => E::InvalidConfig,
-            Self::PolicyViolation(_) => E::PolicyViolation,
+            // Clients take it for final, and most responses that have it have a text, too.
+            Self::PolicyViolation(_) | Self::ReadOnly => E::PolicyViolation,
             Self::QuotaExceeded => E::ThrottlingQuotaExceeded,
             Self::InvalidRequest(_) => E::InvalidRequest,
             Self::InvalidRequiredAcks(_) => E::InvalidRequiredAcks,
@@ -194,6 +197,7 @@ impl From<StoreError> for ApiError {
             StoreError::Fenced { .. } => Self::NotLeader(error.to_string()),
             StoreError::Object(lost) if lost.is_loss() => Self::Lost(lost.to_string()),
             StoreError::LogFull => Self::LogFull,
+            StoreError::ReadOnly => Self::ReadOnly,
             // Callers check everything but the length of the list of changes, which a retry does
             // not make shorter.
             StoreError::InvalidChange(reason) => Self::PolicyViolation(reason),

@@ -29,6 +29,7 @@
 //! - `state_stream.rs`, `state_table.rs`: state of coordinators in streams whose checkpoint is the
 //!   state
 //! - `retention.rs`, `log_compaction/`: retention; log compaction
+//! - `follow.rs`: a read-only server
 //! - `topics.rs`, `configs/`, `quotas.rs`, `sessions.rs`, `producer_ids.rs`: topics; settings;
 //!   quotas; fetch sessions; producer IDs
 //! - `security/`: listeners, TLS, SASL, ACLs
@@ -46,6 +47,7 @@ mod configs;
 mod connection;
 mod connections;
 mod errors;
+mod follow;
 pub mod groups;
 mod java_order;
 mod label;
@@ -225,12 +227,13 @@ pub struct Broker {
 impl Broker {
     /// Rebuilds the state from `store`, opens the listeners and serves. `store` must have been
     /// opened with [`BrokerFold`]. Metrics are registered in `registry` with names that begin with
-    /// `alluvium_kafka_`.
+    /// `alluvium_kafka_`. With a store that another server writes ([`Store::follow`]), the server
+    /// is read-only, and its groups are in memory alone.
     ///
     /// # Errors
     /// An invalid configuration, damaged metadata, an address in use, failed storage.
     pub async fn start(
-        config: BrokerConfig,
+        mut config: BrokerConfig,
         store: Store,
         registry: &mut Registry,
     ) -> Result<Broker, StartError> {
@@ -242,6 +245,8 @@ impl Broker {
                 "the store's batch limit is below the configured one; larger batches are refused"
             );
         }
+        let is_read_only = store.is_followed();
+        config.auto_create_topics &= !is_read_only;
         let configs = Configs::open(store.clone(), &config).map_err(StartError::Metadata)?;
         let quotas = Quotas::open(store.clone()).map_err(StartError::Metadata)?;
         let topics = Topics::open(store.clone(), configs.topic_defaults(), config.max_partitions)
@@ -317,11 +322,15 @@ impl Broker {
         server.store.name_streams(move |id| {
             state.get(&id).cloned().or_else(|| named.upgrade()?.topics.name_of(id))
         });
-        transactions::start(&server).await?;
-        server.store.begin_uploads();
-        tokio::spawn(transactions::run(server.clone()));
-        tokio::spawn(retention::run(server.clone()));
-        tokio::spawn(log_compaction::run(server.clone()));
+        if is_read_only {
+            tokio::spawn(follow::run(server.clone()));
+        } else {
+            transactions::start(&server).await?;
+            server.store.begin_uploads();
+            tokio::spawn(transactions::run(server.clone()));
+            tokio::spawn(retention::run(server.clone()));
+            tokio::spawn(log_compaction::run(server.clone()));
+        }
         let accept = |(listener, socket): (&Arc<Listener>, _)| {
             tokio::spawn(listener::run(server.clone(), listener.clone(), socket))
         };
@@ -473,6 +482,9 @@ async fn cluster_id(store: &Store, configured: Option<&str>) -> Result<String, S
         };
     }
     let id = configured.map_or_else(|| uuid::Uuid::new_v4().simple().to_string(), str::to_owned);
+    if store.is_followed() {
+        return Ok(id);
+    }
     let change = Change::PutMeta { key: CLUSTER_ID_KEY.into(), value: id.clone().into_bytes() };
     store.commit(vec![change]).await?;
     Ok(id)

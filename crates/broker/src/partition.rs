@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use alluvium_stream::{
-    Append, AppendError, Batch, NewBatch, Store, StreamEpoch, StreamOffset, StreamWriter,
+    Append, AppendError, Batch, NewBatch, Replay, Store, StoreError, Stream, StreamEpoch,
+    StreamOffset, StreamWriter,
 };
 use bytes::{Bytes, BytesMut};
 use kafka_protocol::error::ResponseError;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
@@ -28,7 +29,8 @@ pub(crate) const WRITER_EPOCH: StreamEpoch = StreamEpoch(0);
 
 /// A partition of a topic.
 pub(crate) struct Partition {
-    pub(crate) stream: StreamWriter,
+    pub(crate) stream: Stream,
+    access: Access,
     /// Locked from the check of a batch's sequence until the batch is appended, so that offsets and
     /// sequences have the same order.
     producers: Mutex<Counted>,
@@ -42,12 +44,7 @@ pub(crate) struct Partition {
     /// Batches refused since the last sweep because of the limit on transactions.
     refused_transactions: AtomicU64,
     totals: Arc<Totals>,
-    /// The epoch in which batches are appended; see [`crate::leader_epochs`].
-    leader_epoch: i32,
-    /// As of the opening.
-    epochs: LeaderEpochs,
-    /// The end of the stream at the opening.
-    opened_end: StreamOffset,
+    led: RwLock<Led>,
     /// Whether recovery found that records are lost.
     has_lost: bool,
     /// The markers that recovery wrote in place of lost ones.
@@ -55,6 +52,34 @@ pub(crate) struct Partition {
     started: Instant,
     /// The wall clock at `started`.
     started_ms: i64,
+}
+
+/// What this server may do with a partition.
+enum Access {
+    Write(StreamWriter),
+    /// Another server writes it.
+    Read(Followed),
+}
+
+/// The state of a partition that another server writes: derived from the checkpoint that the stream
+/// has, and derived again when the stream has a later one.
+struct Followed {
+    store: Store,
+    /// What it was derived from: see [`Stream::followed`], and the term. Held while it is derived.
+    seen: Mutex<(u64, u32)>,
+    /// The end of the stream at that moment. What the stream has beyond it is not shown to readers
+    /// of committed records.
+    end: AtomicU64,
+}
+
+/// The leaders of a partition.
+struct Led {
+    /// The epoch in which batches are appended; see [`crate::leader_epochs`].
+    epoch: i32,
+    /// As of `end`.
+    epochs: LeaderEpochs,
+    /// The end of the stream when it was opened, or when this was derived.
+    end: StreamOffset,
 }
 
 /// The state that a reader captures before it reads.
@@ -125,33 +150,122 @@ impl Partition {
     ) -> Result<Self, BadCheckpoint> {
         let (started, started_ms) = (Instant::now(), unix_time_ms());
         let replay = stream.replay();
-        let mut producers = match &replay.checkpoint {
-            Some(bytes) => ProducerStates::decode(bytes, started_ms)?,
-            None => ProducerStates::default(),
-        };
-        let repaired =
-            producers.replay(replay.checkpoint_end, &replay.batches, replay.end, started_ms);
-        let mut epochs = producers.take_epochs();
-        epochs.begin(leader_epoch);
-        producers.start_clock(started_ms);
+        let (mut producers, epochs, repaired) = derive(&replay, leader_epoch, started_ms)?;
         producers.drop_aborted(clean_end.max(stream.start_offset()));
         stream.raise_checkpoint_start(clean_end);
         let unstable = producers.first_unstable(stream.durable_end()).is_some();
         Ok(Self {
-            stream,
+            stream: stream.clone(),
+            access: Access::Write(stream),
             producers: Mutex::new(Counted::new(producers, totals.clone())),
             unstable: AtomicBool::new(unstable),
             dropped_end: AtomicU64::new(0),
             refused_transactions: AtomicU64::new(0),
             totals,
-            leader_epoch,
-            epochs,
-            opened_end: replay.end,
+            led: RwLock::new(Led { epoch: leader_epoch, epochs, end: replay.end }),
             repaired,
             has_lost: !replay.gaps().is_empty(),
             started,
             started_ms,
         })
+    }
+
+    /// Opens a partition that another server writes.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read.
+    pub(crate) fn follow(
+        stream: Stream,
+        store: &Store,
+        totals: Arc<Totals>,
+    ) -> Result<Self, BadCheckpoint> {
+        let (started, started_ms) = (Instant::now(), unix_time_ms());
+        let followed = Followed {
+            store: store.clone(),
+            seen: Mutex::new((u64::MAX, 0)),
+            end: AtomicU64::new(0),
+        };
+        let led = Led { epoch: 0, epochs: LeaderEpochs::default(), end: StreamOffset(0) };
+        let this = Self {
+            stream,
+            access: Access::Read(followed),
+            producers: Mutex::new(Counted::new(ProducerStates::default(), totals.clone())),
+            unstable: AtomicBool::new(false),
+            dropped_end: AtomicU64::new(0),
+            refused_transactions: AtomicU64::new(0),
+            totals,
+            led: RwLock::new(led),
+            repaired: Vec::new(),
+            has_lost: false,
+            started,
+            started_ms,
+        };
+        this.try_catch_up().map(|()| this)
+    }
+
+    /// Derives the state again if another server writes the partition and has uploaded something.
+    fn catch_up(&self) {
+        if let Err(error) = self.try_catch_up() {
+            let stream = self.stream.id();
+            tracing::error!(%stream, %error, "the newest state of a partition is not used");
+        }
+    }
+
+    fn try_catch_up(&self) -> Result<(), BadCheckpoint> {
+        let Access::Read(followed) = &self.access else { return Ok(()) };
+        let mut seen = followed.seen.lock();
+        // Before the stream is read: it may have a later state than this says.
+        let now = (self.stream.followed(), followed.store.term());
+        if *seen == now {
+            return Ok(());
+        }
+        // Also if it fails: it would fail again.
+        *seen = now;
+        let mut replay = self.stream.replay();
+        // A trim may be beyond what is uploaded. Nothing is lost there.
+        let end = std::mem::replace(&mut replay.end, replay.checkpoint_end);
+        let epoch = i32::try_from(now.1).expect("a term is raised once per opening");
+        let (mut derived, epochs, _) = derive(&replay, epoch, self.now_ms())?;
+        *self.led.write() = Led { epoch, epochs, end };
+        let mut producers = self.producers.lock();
+        let is_unstable = derived.first_unstable(end).is_some();
+        producers.change(|producers| *producers = derived);
+        self.unstable.store(is_unstable, Ordering::SeqCst);
+        // The checkpoint may lack transactions that a reader of an earlier state has met.
+        self.dropped_end.fetch_max(end.0, Ordering::SeqCst);
+        followed.end.store(end.0, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// The offset below which the state of producers is known.
+    fn known_end(&self) -> StreamOffset {
+        self.catch_up();
+        let durable_end = self.stream.durable_end();
+        match &self.access {
+            Access::Write(_) => durable_end,
+            Access::Read(followed) => {
+                durable_end.min(StreamOffset(followed.end.load(Ordering::SeqCst)))
+            }
+        }
+    }
+
+    /// The right to write to the partition.
+    ///
+    /// # Errors
+    /// Another server writes it.
+    fn writer(&self) -> Result<&StreamWriter, StoreError> {
+        match &self.access {
+            Access::Write(writer) => Ok(writer),
+            Access::Read(_) => Err(StoreError::ReadOnly),
+        }
+    }
+
+    /// The epoch with which the stream was opened for writing.
+    ///
+    /// # Errors
+    /// Another server writes the partition.
+    pub(crate) fn writer_epoch(&self) -> Result<StreamEpoch, StoreError> {
+        self.writer().map(StreamWriter::epoch)
     }
 
     /// A monotonic clock, in milliseconds since the Unix epoch.
@@ -174,7 +288,7 @@ impl Partition {
     /// committed or aborted (`docs/transactions.md`).
     pub(crate) fn last_stable_offset(&self) -> StreamOffset {
         // Read before the flag: a transactional batch that is durable by now has set the flag.
-        let durable_end = self.stream.durable_end();
+        let durable_end = self.known_end();
         if !self.unstable.load(Ordering::SeqCst) {
             return durable_end;
         }
@@ -189,6 +303,7 @@ impl Partition {
 
     /// The state that a reader of committed records captures before it reads.
     pub(crate) fn read_snapshot(&self) -> ReadSnapshot {
+        self.catch_up();
         let dropped_end = self.dropped_end.load(Ordering::SeqCst);
         ReadSnapshot { last_stable_offset: self.last_stable_offset(), dropped_end }
     }
@@ -295,6 +410,7 @@ impl Partition {
 
     /// See [`ProducerStates::active`].
     pub(crate) fn active_producers(&self) -> Vec<ActiveProducer> {
+        self.catch_up();
         self.producers.lock().active()
     }
 
@@ -350,14 +466,15 @@ impl Partition {
         epoch: i16,
         outcome: Outcome,
     ) -> Result<Append, AppendError> {
+        let writer = self.writer().map_err(AppendError::Failed)?;
         let now_ms = unix_time_ms();
         let mut bytes = batch::marker(producer_id, epoch, outcome, now_ms);
         let header = BatchHeader::parse(&bytes).expect("a marker has a header");
         let base = self.stream.next_offset();
-        batch::set_base(&mut bytes, base.0, self.leader_epoch);
+        batch::set_base(&mut bytes, base.0, self.leader_epoch());
         let payload = Bytes::from(bytes);
         let append =
-            self.stream.append(NewBatch { base, count: 1, max_timestamp_ms: now_ms, payload })?;
+            writer.append(NewBatch { base, count: 1, max_timestamp_ms: now_ms, payload })?;
         let (now_ms, durable_end) = (self.now_ms(), self.stream.durable_end());
         producers.change(|producers| {
             producers.record_marker(&header, outcome, base.0, now_ms);
@@ -392,25 +509,29 @@ impl Partition {
 
     /// Checks the leader epoch that a client sent; -1 requests no check.
     pub(crate) fn check_leader_epoch(&self, epoch: i32) -> Result<(), ApiError> {
+        let current = self.leader_epoch();
         match epoch {
             NO_LEADER_EPOCH => Ok(()),
-            same if same == self.leader_epoch => Ok(()),
-            newer if newer > self.leader_epoch => Err(ApiError::UnknownLeaderEpoch(newer)),
+            same if same == current => Ok(()),
+            newer if newer > current => Err(ApiError::UnknownLeaderEpoch(newer)),
             older => Err(ApiError::FencedLeaderEpoch(older)),
         }
     }
 
     /// The epoch in which batches are appended.
     pub(crate) fn leader_epoch(&self) -> i32 {
-        self.leader_epoch
+        self.catch_up();
+        self.led.read().epoch
     }
 
     /// The leader epoch of the record at an offset, or of the next one after it; -1 if there is no
     /// such record and the epoch has no other.
     pub(crate) fn leader_epoch_at(&self, offset: StreamOffset) -> i32 {
-        match self.epochs.at(offset.0) {
+        self.catch_up();
+        let led = self.led.read();
+        match led.epochs.at(offset.0) {
             // Batches were appended in it since.
-            NO_LEADER_EPOCH if self.stream.next_offset() > self.opened_end => self.leader_epoch,
+            NO_LEADER_EPOCH if self.stream.next_offset() > led.end => led.epoch,
             epoch => epoch,
         }
     }
@@ -418,7 +539,8 @@ impl Partition {
     /// The greatest leader epoch that is at most `epoch`, and the offset after its last record, but
     /// at least the log start; `None` if `epoch` has not begun.
     pub(crate) fn end_of_leader_epoch(&self, epoch: i32) -> Option<(i32, i64)> {
-        let (found, end) = self.epochs.end_of(epoch)?;
+        self.catch_up();
+        let (found, end) = self.led.read().epochs.end_of(epoch)?;
         let end = end.map_or_else(|| self.high_watermark(), |end| kafka_offset(StreamOffset(end)));
         Some((found, end.max(self.log_start())))
     }
@@ -446,6 +568,7 @@ impl Partition {
         deadline: Instant,
         guard: impl Fn() -> Result<G, AppendRejected>,
     ) -> Result<Appended, ApiError> {
+        let writer = self.writer()?;
         let mut batch = batch::into_mut(records);
         loop {
             let log_append_time_ms = if rules.log_append_time { unix_time_ms() } else { -1 };
@@ -453,7 +576,7 @@ impl Partition {
                 batch::set_log_append_time(&mut batch, log_append_time_ms);
             }
             let attempted = match guard() {
-                Ok(_guard) => self.try_append(header, &mut batch, log_append_time_ms),
+                Ok(_guard) => self.try_append(writer, header, &mut batch, log_append_time_ms),
                 Err(refused) => Err(refused),
             };
             match attempted {
@@ -471,6 +594,7 @@ impl Partition {
     /// Makes one attempt to append. An error leaves everything unchanged except the batch's offset.
     fn try_append(
         &self,
+        writer: &StreamWriter,
         header: &BatchHeader,
         batch: &mut BytesMut,
         log_append_time_ms: i64,
@@ -497,9 +621,9 @@ impl Partition {
         }
         let was_stable = header.is_transactional() && !self.unstable.swap(true, Ordering::SeqCst);
         let base = self.stream.next_offset();
-        batch::set_base(batch, base.0, self.leader_epoch);
+        batch::set_base(batch, base.0, self.leader_epoch());
         let payload = std::mem::take(batch).freeze();
-        let appended = self.stream.append(NewBatch {
+        let appended = writer.append(NewBatch {
             base,
             count: header.offsets(),
             max_timestamp_ms,
@@ -547,6 +671,26 @@ impl Partition {
             progressed.await;
         }
     }
+}
+
+/// The state of a partition at the end of a stream: its producers, the epochs of its leaders, and
+/// the markers that recovery wrote.
+type Derived = (ProducerStates, LeaderEpochs, Vec<(Repaired, Outcome)>);
+
+/// Derives the state of a partition, whose present leader has `leader_epoch`.
+///
+/// # Errors
+/// The checkpoint cannot be read.
+fn derive(replay: &Replay, leader_epoch: i32, now_ms: i64) -> Result<Derived, BadCheckpoint> {
+    let mut producers = match &replay.checkpoint {
+        Some(bytes) => ProducerStates::decode(bytes, now_ms)?,
+        None => ProducerStates::default(),
+    };
+    let repaired = producers.replay(replay.checkpoint_end, &replay.batches, replay.end, now_ms);
+    let mut epochs = producers.take_epochs();
+    epochs.begin(leader_epoch);
+    producers.start_clock(now_ms);
+    Ok((producers, epochs, repaired))
 }
 
 /// The epoch in which batches of any partition are appended.

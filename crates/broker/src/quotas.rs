@@ -252,19 +252,24 @@ impl Quotas {
     /// # Errors
     /// The key of the first invalid entry, and the reason.
     pub(crate) fn open(store: Store) -> Result<Self, String> {
-        let mut limits = BTreeMap::new();
-        for (key, value) in store.meta(META_PREFIX) {
-            let bad = |e: serde_json::Error| format!("{key}: {e}");
-            let entity: Entity = serde_json::from_str(&key[META_PREFIX.len()..]).map_err(bad)?;
-            let of_entity: Limits = serde_json::from_slice(&value).map_err(bad)?;
-            limits.insert(entity, of_entity);
-        }
+        let limits = stored(&store)?;
         Ok(Self {
             store,
             in_use: AtomicU8::new(in_use(&limits)),
             state: Mutex::new(State { limits, ..State::default() }),
             changing: tokio::sync::Mutex::new(()),
         })
+    }
+
+    /// Takes over what the catalog has now, from a store that another server writes.
+    ///
+    /// # Errors
+    /// The key of the first invalid entry, and the reason; nothing has changed.
+    pub(crate) fn follow(&self) -> Result<(), String> {
+        let limits = stored(&self.store)?;
+        self.in_use.store(in_use(&limits), Ordering::Relaxed);
+        self.state.lock().limits = limits;
+        Ok(())
     }
 
     /// All entities and their quotas, in order.
@@ -388,6 +393,18 @@ impl Quotas {
         bucket.left = bucket.left.max(-bucket.rate * remembered);
         wait
     }
+}
+
+/// Reads what the catalog has.
+fn stored(store: &Store) -> Result<BTreeMap<Entity, Limits>, String> {
+    let mut limits = BTreeMap::new();
+    for (key, value) in store.meta(META_PREFIX) {
+        let bad = |e: serde_json::Error| format!("{key}: {e}");
+        let entity: Entity = serde_json::from_str(&key[META_PREFIX.len()..]).map_err(bad)?;
+        let of_entity: Limits = serde_json::from_slice(&value).map_err(bad)?;
+        limits.insert(entity, of_entity);
+    }
+    Ok(limits)
 }
 
 /// The bits of the quotas in `limits`.

@@ -70,13 +70,16 @@ async fn trim(server: &Server, topic: &Topic) -> Result<(), StoreError> {
     let mut offsets = 0;
     // A stream with another writer is not this server's to trim, and must not fail the commit of
     // the rest.
-    let streams = topic.partitions.iter().map(|partition| &partition.stream);
-    for stream in streams.filter(|stream| stream.epoch() == stream.newest_epoch()) {
+    for partition in &topic.partitions {
+        let (stream, epoch) = (&partition.stream, partition.writer_epoch()?);
+        if epoch != stream.newest_epoch() {
+            continue;
+        }
         let (start, to) =
             (stream.start_offset(), stream.retention_point(older_than_ms, keep_bytes));
         if to > start {
             offsets += to.0 - start.0;
-            changes.push(Change::TrimStream { id: stream.id(), epoch: stream.epoch(), to });
+            changes.push(Change::TrimStream { id: stream.id(), epoch, to });
         }
     }
     if changes.is_empty() {

@@ -88,7 +88,7 @@ impl Server {
 
     /// Creates an internal topic if it does not exist, see [`crate::topics::is_internal`].
     pub(crate) async fn ensure_internal(&self, name: &'static str) {
-        if self.topics.by_name(name).is_ok() {
+        if self.topics.by_name(name).is_ok() || self.store.is_followed() {
             return;
         }
         let compacted = [("cleanup.policy".to_owned(), "compact".to_owned())].into();

@@ -5,10 +5,13 @@
 //! its checkpoint.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use alluvium_stream::{
-    AppendError, Change, Store, StoreError, StreamEpoch, StreamId, StreamWriter,
+    Append, AppendError, Change, NewBatch, Replay, Store, StoreError, StreamEpoch, StreamId,
+    StreamOffset, StreamWriter,
 };
+use futures::future::{Either, Ready, ready};
 
 use crate::label::Label;
 
@@ -64,6 +67,73 @@ impl From<AppendError> for Refused {
             error @ (AppendError::NotNext { .. }
             | AppendError::Deleted
             | AppendError::Failed(_)) => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// A state stream as its coordinator writes it.
+pub(crate) enum StateStream {
+    Stored(StreamWriter),
+    /// On a read-only server the coordinator's state is in memory alone, so nothing is kept of the
+    /// records; the offset of the next one.
+    InMemory(AtomicU64),
+}
+
+/// Resolves when a record is durable, or at once if it is not kept.
+pub(crate) type Written = Either<Append, Ready<Result<(), StoreError>>>;
+
+impl StateStream {
+    /// Opens or creates a state stream, see [`open`], and returns what it has. On a read-only
+    /// server the state of the writer is read if `is_taken_over`.
+    ///
+    /// # Errors
+    /// Those of [`open`].
+    pub(crate) async fn open(
+        store: &Store,
+        key: &'static str,
+        kind: u8,
+        is_taken_over: bool,
+    ) -> Result<(Self, Replay), StateError> {
+        if !store.is_followed() {
+            let stream = open(store, key, kind).await?;
+            let replay = stream.replay();
+            return Ok((Self::Stored(stream), replay));
+        }
+        let value = store.meta_value(key).filter(|_| is_taken_over);
+        let replay = match value {
+            Some(value) => {
+                let id = parse_stream_id(key, &value)?;
+                store.stream(id).ok_or(StateError::NoStream(id))?.replay()
+            }
+            None => Replay::default(),
+        };
+        Ok((Self::InMemory(replay.end.0.into()), replay))
+    }
+
+    /// Appends a record. The caller serializes the calls.
+    pub(crate) fn append(&self, batch: NewBatch) -> Result<Written, AppendError> {
+        match self {
+            Self::Stored(stream) => stream.append(batch).map(Either::Left),
+            Self::InMemory(next) => {
+                next.fetch_add(batch.count.into(), Ordering::Relaxed);
+                Ok(Either::Right(ready(Ok(()))))
+            }
+        }
+    }
+
+    /// The offset that the next record must have.
+    pub(crate) fn next_offset(&self) -> StreamOffset {
+        match self {
+            Self::Stored(stream) => stream.next_offset(),
+            Self::InMemory(next) => StreamOffset(next.load(Ordering::Relaxed)),
+        }
+    }
+
+    /// The offset below which all records are durable.
+    pub(crate) fn durable_end(&self) -> StreamOffset {
+        match self {
+            Self::Stored(stream) => stream.durable_end(),
+            Self::InMemory(next) => StreamOffset(next.load(Ordering::Relaxed)),
         }
     }
 }

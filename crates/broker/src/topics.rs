@@ -3,11 +3,13 @@
 //!
 //! The layout of the catalog entry is in `docs/format/broker-metadata.md`.
 
+mod follow;
+
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use alluvium_stream::{Change, KIND_LOG, Store, StoreError, StreamId, StreamOffset, StreamWriter};
+use alluvium_stream::{Change, KIND_LOG, Store, StoreError, StreamId, StreamOffset};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
@@ -216,6 +218,8 @@ pub(crate) struct Topics {
     view: Mutex<Arc<TopicsView>>,
     /// Held during the check and commit of a change, so that changes are serialized.
     changing: tokio::sync::Mutex<()>,
+    /// The entries of the catalog that were taken over, if the store is followed.
+    followed: Mutex<BTreeMap<String, Vec<u8>>>,
     /// The last topics that were deleted since the start.
     deleted: Mutex<VecDeque<Deleted>>,
     /// While a test holds it, no deletion becomes durable.
@@ -249,7 +253,9 @@ impl Topics {
         let mut maps = Maps::default();
         let totals = Arc::<Totals>::default();
         let clean_ends = log_compaction::CleanEnds::load(&store);
-        for (key, value) in store.meta(META_PREFIX) {
+        // Those of a store that is followed are taken over below.
+        let entries = if store.is_followed() { Vec::new() } else { store.meta(META_PREFIX) };
+        for (key, value) in entries {
             let name = &key[META_PREFIX.len()..];
             let bad = |reason: String| BadTopic { topic: name.to_owned(), reason };
             let mut stored: Stored = serde_json::from_slice(&value)
@@ -275,7 +281,7 @@ impl Topics {
                 overrides: stored.configs,
             }));
         }
-        Ok(Self {
+        let topics = Self {
             store,
             defaults: RwLock::new(defaults),
             max_partitions: max_partitions as usize,
@@ -283,10 +289,17 @@ impl Topics {
             maps: RwLock::new(maps),
             view: Mutex::default(),
             changing: tokio::sync::Mutex::new(()),
+            followed: Mutex::default(),
             deleted: Mutex::default(),
             #[cfg(test)]
             held_deletions: Default::default(),
-        })
+        };
+        if topics.store.is_followed()
+            && let Some(bad) = topics.follow().await.1.into_iter().next()
+        {
+            return Err(bad);
+        }
+        Ok(topics)
     }
 
     /// The topic with this name.
@@ -529,10 +542,12 @@ impl Topics {
     pub(crate) async fn delete(&self, topic: &TopicRef) -> Result<Arc<Topic>, ApiError> {
         let _changing = self.changing.lock().await;
         let topic = self.find(topic)?;
-        let streams = topic.partitions.iter().map(|partition| &partition.stream);
-        let delete =
-            |stream: &StreamWriter| Change::DeleteStream { id: stream.id(), epoch: stream.epoch() };
-        let mut changes: Vec<Change> = streams.map(delete).collect();
+        let delete = |partition: &Arc<Partition>| {
+            let (id, epoch) = (partition.stream.id(), partition.writer_epoch()?);
+            Ok(Change::DeleteStream { id, epoch })
+        };
+        let deletions = topic.partitions.iter().map(delete).collect::<Result<_, StoreError>>();
+        let mut changes: Vec<Change> = deletions?;
         let cleaned = |partition: &Arc<Partition>| log_compaction::meta_key(partition.stream.id());
         changes.extend(topic.partitions.iter().map(cleaned).map(Change::DeleteMeta));
         changes.push(Change::DeleteMeta(meta_key(&topic.name)));

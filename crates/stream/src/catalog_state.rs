@@ -1,10 +1,10 @@
 //! What is kept of the catalog in memory besides streams and objects.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use alluvium_wal::LogOffset;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -19,8 +19,6 @@ pub(crate) struct CatalogState {
     pub(crate) incarnation: Uuid,
     /// The opening of this run.
     pub(crate) opening: u32,
-    /// The name of the fence of this opening. It is never deleted.
-    pub(crate) fence: String,
     /// Held over each change of the catalog and of the memory derived from it, so that both see the
     /// changes in the same order: from the append of a list of changes to its effects in memory.
     /// Never while the object store is waited for.
@@ -39,8 +37,6 @@ pub(crate) struct CatalogState {
     pub(crate) ids: Ids,
     /// See [`crate::Store::term`].
     pub(crate) term: u32,
-    /// Metadata of the owner of the streams.
-    pub(crate) meta: RwLock<BTreeMap<String, Vec<u8>>>,
 }
 
 /// What the next delta has, in addition to its own changes.

@@ -4,6 +4,7 @@
 //!
 //! - `fuzz.rs`: the checks of the fuzz target
 //! - `writer.rs`, `clean_up.rs`: the one writer of a chain: fences and deltas; deletion
+//! - `reader.rs`: a reader that follows it
 //! - `salvage.rs`: what is left of a damaged chain
 //! - `objects.rs`: its objects in the object store; loading
 //! - `snapshot.rs`, `state.rs`: the bytes of a snapshot; the state of the catalog
@@ -16,6 +17,7 @@ mod entry;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod objects;
+mod reader;
 mod salvage;
 mod snapshot;
 mod state;
@@ -27,6 +29,7 @@ pub(crate) use change::{decode_recorded, encode_recorded};
 pub use clean_up::{CleanUp, DELETION_AGE};
 pub use entry::Entry;
 pub use objects::{Chain, SnapshotName, list_stores, list_stores_with_data};
+pub(crate) use reader::{ChainChanges, ChainReader};
 pub use salvage::{LostObjects, Salvaged};
 pub use snapshot::Snapshot;
 pub use state::{ChainState, ChainStream, Gaps, Head};

@@ -263,8 +263,8 @@ impl Shared {
                 self.cache.release(released);
                 self.drop_ranges(&gone);
             }
-            Change::PutMeta { key, value } => drop(self.catalog.meta.write().insert(key, value)),
-            Change::DeleteMeta(key) => drop(self.catalog.meta.write().remove(&key)),
+            Change::PutMeta { key, value } => drop(self.meta.write().insert(key, value)),
+            Change::DeleteMeta(key) => drop(self.meta.write().remove(&key)),
         }
     }
 

@@ -113,6 +113,26 @@ pub enum StoreError {
         /// Its epoch.
         epoch: u32,
     },
+    /// The object store has no catalog of this store.
+    #[error(
+        "the object store has no catalog of the store {store}: it is another object store, or a \
+         directory that is not mounted"
+    )]
+    NoStore {
+        /// The id of the store.
+        store: Uuid,
+    },
+    /// The store is followed, not written: nothing can be appended or changed.
+    #[error("this server is read-only")]
+    ReadOnly,
+    /// The chain that is followed was replaced by another one, such as that of a copy which was
+    /// restored and written to. Objects of the two may have the same numbers, so the store must be
+    /// opened again.
+    #[error(
+        "the catalog in the object store was replaced by one that does not go on from what was \
+         read before, such as that of a restored copy: start the server again"
+    )]
+    OtherHistory,
     /// Another opening has the store. Nothing was published since.
     #[error(transparent)]
     Replaced(PublishError),

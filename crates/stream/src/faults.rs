@@ -28,11 +28,13 @@ pub enum Reason {
     ObjectCompactionFailing,
     /// Objects without references cannot be deleted.
     ObjectDeletionFailing,
+    /// The catalog of a store that another server writes cannot be read.
+    CatalogNotFollowed,
 }
 
 impl Reason {
     /// All reasons, in the order in which they are listed.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::LogDamaged,
         Self::OffsetsLost,
         Self::UploadsFailing,
@@ -43,6 +45,7 @@ impl Reason {
         Self::LogCompactionFailing,
         Self::ObjectCompactionFailing,
         Self::ObjectDeletionFailing,
+        Self::CatalogNotFollowed,
     ];
 
     /// Returns the name of the reason in `/healthz` and in metrics.
@@ -58,6 +61,7 @@ impl Reason {
             Self::LogCompactionFailing => "log_compaction_failing",
             Self::ObjectCompactionFailing => "object_compaction_failing",
             Self::ObjectDeletionFailing => "object_deletion_failing",
+            Self::CatalogNotFollowed => "catalog_not_followed",
         }
     }
 }

@@ -11,7 +11,8 @@
 //! From the top to the bottom; no import points up in this list.
 //!
 //! - `writer.rs`, `compact/rewrite.rs`: a stream's one writer; rewriting of batches
-//! - `store.rs`: all streams of one WAL; opening and closing
+//! - `store.rs`, `follow.rs`: all streams of one WAL; opening and closing; a store that another
+//!   process writes
 //! - `rebuild.rs`, `rebuild/`, `migrate.rs`, `migrate/`: rebuild after a loss; the catalog of
 //!   earlier versions
 //! - `upload.rs`, `pace.rs`, `compact.rs`, `object_cleaner.rs`: uploads and their rate; object
@@ -22,6 +23,7 @@
 //!   `losses/classify.rs`: code that changes the shared state: changes of the catalog in the WAL,
 //!   and in the object store; an object being written; lists of stream ends; wake-ups; failed reads
 //! - `shared.rs`: the state that handles and tasks share
+//! - `view.rs`, `polls.rs`: what reads need of it; reads of a chain that is followed
 //! - `catalog_state.rs`, `ends.rs`, `ends/`, `wake.rs`, `compaction_signal.rs`,
 //!   `object_table.rs`, `health.rs`, `stats.rs`, `numbers.rs`: its parts, and views of them
 //! - `chain.rs`, `chain/`: the catalog in the object store
@@ -60,6 +62,7 @@ mod error;
 mod faults;
 mod fields;
 mod fold;
+mod follow;
 mod frame;
 mod health;
 mod losses;
@@ -76,6 +79,7 @@ mod options;
 mod output;
 mod pace;
 pub mod panics;
+mod polls;
 mod publish;
 mod range;
 mod read_ahead;
@@ -96,6 +100,7 @@ mod stream;
 mod tail;
 mod types;
 mod upload;
+mod view;
 mod wake;
 mod wire;
 mod writer;
@@ -118,6 +123,7 @@ pub use objects::{
 };
 pub use open::locate;
 pub use options::{DiskCacheOptions, Options};
+pub use polls::Following;
 pub use rebuild::{FromObjects, LostEnd, Rebuild, RebuildError, RebuildProgress, RebuildStep};
 pub use record::{End, Ends, StreamRecord, decode_record};
 pub use recover::LogLoss;

@@ -79,6 +79,23 @@ impl ObjectTable {
         }
     }
 
+    /// Adds a stream's range in an object, which it adds if it does not have it. Only a table that
+    /// follows the chain uses this, and [`Self::release`]: it does not choose objects to compact.
+    pub(crate) fn retain(&mut self, range: &Range) {
+        let object = &range.object;
+        self.retired.remove(&object.id);
+        let live = self.live.entry(object.id).or_insert_with(|| {
+            self.live_bytes += object.size_bytes;
+            Live { object: object.clone(), used: Used::default() }
+        });
+        live.used.add(range.payload_bytes);
+    }
+
+    /// Returns a live object.
+    pub(crate) fn live(&self, id: ObjectId) -> Option<&Arc<ObjectInfo>> {
+        self.live.get(&id).map(|live| &live.object)
+    }
+
     /// Lists a live object as shared and as wasteful, if it is.
     fn sort(&mut self, id: ObjectId) {
         let live = &self.live[&id];

@@ -122,6 +122,9 @@ pub struct Options {
     /// Time after which changes of the catalog, which are durable in the WAL, are written to the
     /// object store, if no upload writes them earlier. Default 1 s, at most 1 year.
     pub catalog_interval: Duration,
+    /// Interval at which a store that is followed ([`crate::Store::follow`]) reads the chain.
+    /// Default 1 s, at least 10 ms, at most 1 year.
+    pub poll_interval: Duration,
     /// Age at which an object that the catalog does not record (its upload was interrupted) is
     /// deleted; newer ones may still be in flight from an earlier run. It is also the interval at
     /// which such objects are looked for. Default 24 h, at least 1 min, at most 1 year.
@@ -144,6 +147,7 @@ impl Default for Options {
             retry_max: Duration::from_secs(10),
             ends_interval: Duration::from_secs(1),
             catalog_interval: Duration::from_secs(1),
+            poll_interval: Duration::from_secs(1),
             orphan_age: Duration::from_secs(24 * 60 * 60),
         }
     }
@@ -174,6 +178,7 @@ impl Options {
             orphan_age,
             ends_interval,
             compaction_bytes,
+            poll_interval,
             ..
         } = *self;
         if cache_bytes < 64 << 10 {
@@ -229,6 +234,12 @@ impl Options {
         }
         if ends_interval > YEAR {
             return reject(format!("ends_interval = {ends_interval:?} is more than 1 year"));
+        }
+        if poll_interval < Duration::from_millis(10) {
+            return reject(format!("poll_interval = {poll_interval:?} is less than 10 ms"));
+        }
+        if poll_interval > YEAR {
+            return reject(format!("poll_interval = {poll_interval:?} is more than 1 year"));
         }
         if orphan_age > YEAR {
             return reject(format!("orphan_age = {orphan_age:?} is more than 1 year"));
@@ -322,6 +333,10 @@ mod tests {
                 .contains("ends_interval = 0ns")
         );
         assert!(
+            refused(Options { poll_interval: Duration::ZERO, ..good() })
+                .contains("poll_interval = 0ns")
+        );
+        assert!(
             refused(Options { orphan_age: Duration::from_secs(59), ..good() })
                 .contains("orphan_age = 59s")
         );
@@ -340,6 +355,7 @@ mod tests {
         for (name, options) in [
             ("upload_interval", Options { upload_interval: endless, ..good() }),
             ("ends_interval", Options { ends_interval: endless, ..good() }),
+            ("poll_interval", Options { poll_interval: endless, ..good() }),
             ("retry_max", Options { retry_max: endless, ..good() }),
             ("orphan_age", Options { orphan_age: endless, ..good() }),
         ] {

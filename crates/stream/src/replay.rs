@@ -7,7 +7,7 @@ use crate::tail::{Cached, Tail};
 use crate::types::{Batch, StreamOffset};
 
 /// What a stream's owner rebuilds its state from, by folding `batches` into `checkpoint`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Replay {
     /// The checkpoint that [`crate::Fold`] returned at the last upload.
     pub checkpoint: Option<Bytes>,

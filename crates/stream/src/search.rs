@@ -58,7 +58,7 @@ impl Stream {
                 |mut ranges| {
                     Iterator::find(&mut ranges, |range| range.max_timestamp_ms >= timestamp_ms)
                 },
-                |tail| tail.find_time(from, timestamp_ms, self.shared.wal.durable()),
+                |tail| tail.find_time(from, timestamp_ms, self.view.durable()),
             )?;
             let range = match (scanned.picked, scanned.next) {
                 (Some(range), _) => range,
@@ -89,7 +89,7 @@ impl Stream {
         timestamp_ms: i64,
     ) -> Result<Option<Batch>, ObjectError> {
         let from = from.max(self.start_offset());
-        let objects = &self.shared.objects;
+        let objects = &self.view.objects;
         let blocks = objects.blocks(&range.object, self.state.id, from).await?;
         let blocks = blocks.after(from).iter();
         for block in blocks.filter(|block| block.max_timestamp_ms >= timestamp_ms) {
@@ -158,7 +158,7 @@ impl Stream {
             let scanned = self.scan(
                 from,
                 |ranges| ranges.filter(may_be_better).max_by_key(|range| promise(range)),
-                |tail| tail.max_time(self.shared.wal.durable()),
+                |tail| tail.max_time(self.view.durable()),
             )?;
             let both = promising.into_iter().chain(scanned.picked);
             promising = both.max_by_key(promise);
@@ -177,7 +177,7 @@ impl Stream {
         mut best: Option<Batch>,
     ) -> Result<Option<Batch>, ObjectError> {
         let start = self.start_offset();
-        let objects = &self.shared.objects;
+        let objects = &self.view.objects;
         let blocks = objects.blocks(&range.object, self.state.id, start).await?;
         let mut blocks: Vec<_> = blocks.after(start).iter().collect();
         blocks.sort_by_key(|block| Reverse(block.max_timestamp_ms));
@@ -236,9 +236,9 @@ impl Stream {
         gone: &mut Option<ObjectId>,
     ) -> Result<(), FetchError> {
         if error.is_not_found() && gone.replace(range.object.id) != Some(range.object.id) {
-            return Ok(());
+            return self.view.catch_up().await.map_err(FetchError::Failed);
         }
-        Err(self.shared.read_failed(error).await)
+        Err(self.view.read_failed(error).await)
     }
 }
 
@@ -278,7 +278,7 @@ mod tests {
         let (nonce, name) = (Uuid::from_u128(id.into()), format!("object-{id}"));
         let by = Author { store: nonce, incarnation: nonce, opening: 0, term: 0 };
         let attempt = Attempt { id: ObjectId(1000 + id), nonce, name, by };
-        let handle = stream.shared.objects.handle(RequestClass::Upload);
+        let handle = stream.view.objects.handle(RequestClass::Upload);
         let source = Source::Upload { cut: LogOffset(0) };
         let mut output = Output::new(handle, &attempt, source, 0);
         let mut range = None;
@@ -318,7 +318,7 @@ mod tests {
     async fn delete(stream: &Stream, ranges: &[Range]) {
         for range in ranges {
             let name = range.object.name.as_str().into();
-            stream.shared.objects.store(RequestClass::CleanUp).delete(&name).await.unwrap();
+            stream.view.objects.store(RequestClass::CleanUp).delete(&name).await.unwrap();
         }
     }
 
@@ -341,7 +341,7 @@ mod tests {
                     }
                 });
                 assert!(asked.as_mut().now_or_never().is_none());
-                assert_eq!(stream.shared.objects.read_stats().waiting, 1);
+                assert_eq!(stream.view.objects.read_stats().waiting, 1);
                 // The read is a task that has not begun, and nothing here waits.
                 delete(stream, &ranges).await;
                 if replaced {

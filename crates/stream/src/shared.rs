@@ -1,15 +1,15 @@
-//! The state that handles and tasks share.
+//! The state that handles and tasks of a store share that this process writes.
 
-use std::collections::HashMap;
 use std::future::Future;
+use std::ops::Deref;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use alluvium_wal::{LogOffset, Wal, WalError};
 use futures::FutureExt;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
@@ -18,19 +18,13 @@ use crate::catalog_state::CatalogState;
 use crate::compaction_signal::CompactionSignal;
 use crate::ends::Ends;
 use crate::error::StoreError;
-use crate::faults::Faults;
 use crate::fold::Fold;
-use crate::losses::Losses;
 use crate::numbers::Numbers;
-use crate::object_table::ObjectTable;
-use crate::objects::Objects;
-use crate::options::Options;
 use crate::panics;
-use crate::read_ahead::Readers;
 use crate::record::WAL_HEADER_BYTES;
 use crate::tail::StreamState;
-use crate::types::StreamId;
-use crate::wake::{self, SpaceGate, Wakes};
+use crate::view::View;
+use crate::wake::SpaceGate;
 
 /// The part of the ring that is kept for changes of the catalog, so that topics can be created and
 /// deleted while the object store is away and the log is full.
@@ -40,22 +34,17 @@ const CATALOG_SPACE_SHARE: u64 = 16;
 /// Number of streams that are visited without a pause.
 const CHUNK_STREAMS: usize = 1024;
 
-/// The state that handles and tasks share.
+/// The state that handles and tasks share. It is also the [`View`] of the store.
 pub(crate) struct Shared {
+    pub(crate) view: Arc<View>,
     pub(crate) wal: Wal,
     /// Held during a check of the WAL's headers, which continues if its caller is dropped. It keeps
     /// the device open.
     pub(crate) checking: Arc<tokio::sync::Mutex<()>>,
-    pub(crate) objects: Objects,
-    pub(crate) readers: Readers,
     pub(crate) catalog: CatalogState,
     pub(crate) fold: Arc<dyn Fold>,
-    pub(crate) options: Options,
-    pub(crate) max_batch_bytes: u64,
-    pub(crate) streams: RwLock<HashMap<StreamId, Arc<StreamState>>>,
     pub(crate) cache: LogCache,
     pub(crate) space: SpaceGate,
-    pub(crate) wakes: Wakes,
     pub(crate) upload: UploadSignal,
     pub(crate) ends: Ends,
     /// The end of the log, as of about the last append: it is read without the lock of the WAL.
@@ -63,26 +52,18 @@ pub(crate) struct Shared {
     /// The end of the part of the ring that batches may use; the rest is for changes of the
     /// catalog.
     pub(crate) batches_until: AtomicU64,
-    pub(crate) object_table: Mutex<ObjectTable>,
     /// Wakes the object cleaner.
     pub(crate) retired: Notify,
-    pub(crate) losses: Arc<Losses>,
     pub(crate) compaction: CompactionSignal,
     pub(crate) numbers: Numbers,
-    pub(crate) faults: Arc<Faults>,
-    pub(crate) failure: Failure,
 }
 
-/// Whether and why the store has failed.
-#[derive(Default)]
-pub(crate) struct Failure {
-    /// Why nothing can be appended any more.
-    cause: OnceLock<StoreError>,
-    /// Notified when `cause` is set.
-    is_set: Notify,
-    /// Why the catalog cannot be changed any more. `cause` is also set then, perhaps to an earlier
-    /// one.
-    halted: OnceLock<StoreError>,
+impl Deref for Shared {
+    type Target = View;
+
+    fn deref(&self) -> &View {
+        &self.view
+    }
 }
 
 /// How appends request an upload.
@@ -103,10 +84,6 @@ pub(crate) struct UploadSignal {
 }
 
 impl Shared {
-    pub(crate) fn failure(&self) -> Option<StoreError> {
-        self.failure.cause.get().cloned()
-    }
-
     /// Resolves with the cause once nothing can be appended any more.
     pub(crate) async fn failed(&self) -> StoreError {
         let failed = self.failure.is_set.notified();
@@ -128,21 +105,16 @@ impl Shared {
     /// Records that the store has failed and wakes all waiters. The first cause counts. The caller
     /// must not hold the lock of a tail.
     pub(crate) fn fail(&self, failure: StoreError) {
-        if self.failure.cause.set(failure).is_err() {
+        if !self.view.fail(failure) {
             return;
         }
-        match self.failure.cause.get() {
+        match self.failure() {
             None | Some(StoreError::Closed) => {}
             Some(cause) => {
                 tracing::error!("nothing can be appended until the store is opened again: {cause}");
             }
         }
-        self.failure.is_set.notify_waiters();
         self.space.open_forever();
-        let streams: Vec<_> = self.streams.read().values().cloned().collect();
-        for stream in streams {
-            wake::notify(&stream.watchers());
-        }
     }
 
     /// Forbids changes of the catalog and of the memory derived from it: one of them may be behind

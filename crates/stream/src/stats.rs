@@ -8,8 +8,8 @@ use crate::objects::{DiskCacheStats, ReadStats, Requests};
 use crate::report::Lost;
 
 /// Numbers for metrics and tools. They are read one after the other, so they are not a consistent
-/// snapshot.
-#[derive(Clone, Debug)]
+/// snapshot. Of a store that is followed, those of reads and of objects in use are set.
+#[derive(Clone, Debug, Default)]
 pub struct Stats {
     /// The number of streams.
     pub streams: usize,

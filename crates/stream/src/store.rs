@@ -1,4 +1,4 @@
-//! The store: all streams of one WAL.
+//! The store: all streams of one WAL, or of a chain that another process writes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,8 +7,9 @@ use alluvium_device::SharedDevice;
 use alluvium_wal::{HeaderInfo, ResizeError, Resizing};
 use object_store::ObjectStore;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
+use uuid::Uuid;
 
 use crate::catalog::Change;
 use crate::catalog_state::{CatalogState, Unpublished};
@@ -20,14 +21,16 @@ use crate::losses::Losses;
 use crate::numbers::Numbers;
 use crate::objects::{CountedStores, Objects};
 use crate::options::Options;
+use crate::polls::{Following, Polls};
 use crate::read_ahead::Readers;
 use crate::report::{Lost, Recovery};
-use crate::shared::{Failure, Shared, UploadSignal};
+use crate::shared::{Shared, UploadSignal};
 use crate::stats::Stats;
 use crate::stream::Stream;
 use crate::types::StreamId;
+use crate::view::{Basis, Failure, View};
 use crate::wake::{self, SpaceGate, Wakes};
-use crate::{compact, ends, health, object_cleaner, publish, recover, upload};
+use crate::{compact, ends, follow, health, object_cleaner, publish, recover, upload};
 
 const NOT_PUBLISHED: &str = "the log keeps the last changes of the catalog, which are not in the \
                              object store";
@@ -40,15 +43,25 @@ pub struct Opened {
     pub recovery: Recovery,
 }
 
-/// All streams of one WAL. Cheap to clone. It must be opened and used in a `tokio` runtime.
+/// All streams of one WAL ([`Store::open`]), or of a chain that another process writes
+/// ([`Store::follow`]): then nothing can be appended or changed ([`StoreError::ReadOnly`]). Cheap
+/// to clone. It must be opened and used in a `tokio` runtime.
 ///
 /// Close it with [`Store::close`]. Dropping the last handle instead stops it as a crash would and
 /// wakes every waiter at a [`Stream`]; nothing is lost. A change of the catalog that is in progress
 /// may end later, so a store that will be opened again in the same process must be closed.
 #[derive(Clone)]
 pub struct Store {
-    pub(crate) shared: Arc<Shared>,
-    tasks: Arc<Tasks>,
+    pub(crate) view: Arc<View>,
+    role: Role,
+}
+
+#[derive(Clone)]
+enum Role {
+    /// This process writes the store.
+    Owner(Arc<Shared>, Arc<Tasks>),
+    /// Another process does, and this one follows its chain.
+    Follower(Arc<Polls>, Arc<FollowTask>),
 }
 
 struct Tasks {
@@ -60,6 +73,27 @@ impl Drop for Tasks {
     fn drop(&mut self) {
         self.handles.lock().iter().for_each(JoinHandle::abort);
         self.shared.halt(StoreError::Closed);
+    }
+}
+
+/// The task that follows a chain.
+struct FollowTask {
+    view: Arc<View>,
+    polls: Arc<Polls>,
+    handle: JoinHandle<()>,
+}
+
+impl FollowTask {
+    fn stop(&self) {
+        self.handle.abort();
+        self.view.fail(StoreError::Closed);
+        self.polls.close(&StoreError::Closed);
+    }
+}
+
+impl Drop for FollowTask {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
@@ -95,7 +129,6 @@ impl Store {
             store: state.header.store,
             incarnation: state.header.incarnation,
             opening: state.header.opening,
-            fence: recovered.fence,
             committing: tokio::sync::Mutex::new(Unpublished {
                 version: state.header.version,
                 lists: Vec::new(),
@@ -109,40 +142,47 @@ impl Store {
             snapshot_wanted: Notify::new(),
             ids: recovered.ids,
             term: state.head.term,
-            meta: RwLock::new(recovered.meta),
             writer: tokio::sync::Mutex::new(recovered.writer),
         };
-        let shared = Arc::new(Shared {
-            checking: Arc::default(),
-            wal: recovered.wal,
+        let compaction = CompactionSignal::new(&options);
+        let threshold_bytes = options.upload_bytes.into();
+        let view = Arc::new(View {
+            basis: Basis::Log(recovered.wal.clone()),
             objects,
             readers: Readers::default(),
-            catalog,
-            fold,
+            options,
             max_batch_bytes: recovered.max_batch_bytes,
             streams: RwLock::new(recovered.streams),
+            meta: RwLock::new(recovered.meta),
+            object_table: Mutex::new(recovered.objects),
+            wakes: Wakes::new(),
+            faults: losses.faults.clone(),
+            losses,
+            failure: Failure::default(),
+            fence: recovered.fence,
+        });
+        let shared = Arc::new(Shared {
+            view: view.clone(),
+            checking: Arc::default(),
+            wal: recovered.wal,
+            catalog,
+            fold,
             cache: recovered.cache,
             space: SpaceGate::new(),
-            wakes: Wakes::new(),
             upload: UploadSignal {
                 wanted: Notify::new(),
                 forced: AtomicBool::new(false),
                 held: AtomicBool::new(!recovered.recovery.gaps.is_empty()),
                 cut: AtomicU64::new(start.0),
-                threshold_bytes: AtomicU64::new(options.upload_bytes),
+                threshold_bytes,
                 trimmed_to: Mutex::new(tokio::time::Instant::now()),
             },
             ends: recovered.ends,
             log_end: AtomicU64::new(0),
             batches_until: AtomicU64::new(0),
-            object_table: Mutex::new(recovered.objects),
             retired: Notify::new(),
-            compaction: CompactionSignal::new(&options),
+            compaction,
             numbers: Numbers::new(&recovered.recovery),
-            faults: losses.faults.clone(),
-            losses,
-            failure: Failure::default(),
-            options,
         });
         shared.follow_trim();
         // What was recovered may already be enough for an upload, and there may be objects to
@@ -165,14 +205,84 @@ impl Store {
             handles.push(shared.objects.background().spawn(compaction));
         }
         let tasks = Tasks { shared: shared.clone(), handles: Mutex::new(handles) };
-        let store = Self { shared, tasks: Arc::new(tasks) };
+        let store = Self { view, role: Role::Owner(shared, Arc::new(tasks)) };
         Ok(Opened { store, recovery: recovered.recovery })
+    }
+
+    /// Opens a store that another process writes, for reading: everything that is in the chain.
+    /// Follows the chain from then on, and writes nothing to the object store.
+    ///
+    /// While the object store does not answer, the opening waits and logs why; later, what was read
+    /// before is served, and the fault is reported ([`Reason::CatalogNotFollowed`]).
+    ///
+    /// # Errors
+    /// There is no such store, or its chain is damaged or of a later version; an option is invalid.
+    pub async fn follow(
+        objects: Arc<dyn ObjectStore>,
+        store: Uuid,
+        options: Options,
+    ) -> Result<Self, StoreError> {
+        let follower = follow::open(&objects, store, options).await?;
+        let (view, polls) = (follower.view.clone(), follower.polls.clone());
+        let handle = tokio::spawn(follower.run());
+        let task = FollowTask { view: view.clone(), polls: polls.clone(), handle };
+        Ok(Self { view, role: Role::Follower(polls, Arc::new(task)) })
+    }
+
+    /// Returns the part of a store that writes.
+    ///
+    /// # Errors
+    /// [`StoreError::ReadOnly`].
+    pub(crate) fn owner(&self) -> Result<&Arc<Shared>, StoreError> {
+        match &self.role {
+            Role::Owner(shared, _) => Ok(shared),
+            Role::Follower(..) => Err(StoreError::ReadOnly),
+        }
+    }
+
+    /// Whether another process writes the store, and this one follows.
+    pub fn is_followed(&self) -> bool {
+        matches!(self.role, Role::Follower(..))
+    }
+
+    /// Returns what is known of the chain that is followed; `None` if this process writes it.
+    pub fn following(&self) -> Option<Following> {
+        match &self.role {
+            Role::Owner(..) => None,
+            Role::Follower(polls, _) => Some(polls.following()),
+        }
+    }
+
+    /// Returns the version of the catalog, and later ones as the chain is followed; `None` if this
+    /// process writes it.
+    pub fn versions(&self) -> Option<watch::Receiver<u64>> {
+        match &self.role {
+            Role::Owner(..) => None,
+            Role::Follower(polls, _) => Some(polls.versions()),
+        }
+    }
+
+    /// Returns a number that changes whenever metadata was taken over from the chain; 0 if this
+    /// process writes the store.
+    pub fn meta_changes(&self) -> u64 {
+        match &self.role {
+            Role::Owner(..) => 0,
+            Role::Follower(polls, _) => polls.meta_changes(),
+        }
+    }
+
+    /// Reads the chain up to its present end, if it is followed.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub async fn catch_up(&self) -> Result<(), StoreError> {
+        self.view.catch_up().await
     }
 
     /// Returns ids that no stream has had and that were not handed out before in this run. Each is
     /// for one stream, which must be created before the store is closed.
     pub async fn new_stream_ids(&self, count: u32) -> Result<Vec<StreamId>, StoreError> {
-        self.shared.new_stream_ids(count).await
+        self.owner()?.new_stream_ids(count).await
     }
 
     /// Applies changes in order, atomically and durably. When it returns, created streams are open
@@ -183,18 +293,18 @@ impl Store {
     /// that has begun. If the WAL fails, it is unknown whether the changes are durable; nothing can
     /// be changed or appended until the store is opened again, which finds out.
     pub async fn commit(&self, changes: Vec<Change>) -> Result<(), StoreError> {
-        self.shared.commit(changes).await
+        self.owner()?.commit(changes).await
     }
 
     /// Returns the stream with this id for reading, if it exists.
     pub fn stream(&self, id: StreamId) -> Option<Stream> {
-        let state = self.shared.streams.read().get(&id)?.clone();
-        Some(Stream::new(self.shared.clone(), state))
+        let state = self.view.streams.read().get(&id)?.clone();
+        Some(Stream::new(self.view.clone(), state))
     }
 
     /// Sets how messages name streams. Only the first call has an effect.
     pub fn name_streams(&self, names: impl Fn(StreamId) -> Option<String> + Send + Sync + 'static) {
-        self.shared.losses.name_streams(Box::new(names));
+        self.view.losses.name_streams(Box::new(names));
     }
 
     /// Allows uploads: the owner of the streams has handled what recovery found
@@ -202,18 +312,20 @@ impl Store {
     /// shows them. So if there are any gaps, no upload begins before this call, unless an append
     /// finds no space.
     pub fn begin_uploads(&self) {
-        self.shared.upload.held.store(false, Ordering::Release);
-        self.shared.upload.wanted.notify_one();
+        if let Ok(shared) = self.owner() {
+            shared.upload.held.store(false, Ordering::Release);
+            shared.upload.wanted.notify_one();
+        }
     }
 
     /// Returns the ids of all streams, in no particular order.
     pub fn stream_ids(&self) -> Vec<StreamId> {
-        self.shared.streams.read().keys().copied().collect()
+        self.view.streams.read().keys().copied().collect()
     }
 
     /// Returns the owner's metadata whose keys have this prefix, sorted by key.
     pub fn meta(&self, prefix: &str) -> Vec<(String, Vec<u8>)> {
-        let meta = self.shared.catalog.meta.read();
+        let meta = self.view.meta.read();
         let from_prefix =
             meta.range::<str, _>((std::ops::Bound::Included(prefix), std::ops::Bound::Unbounded));
         let with_prefix = from_prefix.take_while(|(key, _)| key.starts_with(prefix));
@@ -222,7 +334,7 @@ impl Store {
 
     /// Returns the metadata under exactly this key.
     pub fn meta_value(&self, key: &str) -> Option<Vec<u8>> {
-        self.shared.catalog.meta.read().get(key).cloned()
+        self.view.meta.read().get(key).cloned()
     }
 
     /// Resolves when space may have become free since the last append that found none, or when the
@@ -230,121 +342,108 @@ impl Store {
     /// event between the two is not lost. Waiters are not ordered: a batch that needs much space at
     /// once may have to try repeatedly while smaller ones take it.
     pub async fn wait_for_space(&self) {
-        self.shared.space.wait().await;
+        if let Ok(shared) = self.owner() {
+            shared.space.wait().await;
+        }
     }
 
     /// Returns the cause once nothing can be appended any more: the WAL has latched, the catalog
     /// has failed, or the store was closed.
     pub fn failure(&self) -> Option<String> {
-        self.shared.failure().map(|failure| failure.to_string())
+        self.view.failure().map(|failure| failure.to_string())
     }
 
     /// Returns [`Store::failure`], unless the store was closed before any failure.
     pub fn failure_unless_closed(&self) -> Option<String> {
-        let failure = self.shared.failure();
+        let failure = self.view.failure();
         failure.filter(|it| !matches!(it, StoreError::Closed)).map(|failure| failure.to_string())
     }
 
     /// Resolves with the cause once nothing can be appended any more, whether or not anything is
     /// being appended; see [`Store::failure`].
     pub async fn failed(&self) -> StoreError {
-        self.shared.failed().await
+        match &self.role {
+            Role::Owner(shared, _) => shared.failed().await,
+            Role::Follower(..) => self.view.failed().await,
+        }
     }
 
     /// Returns the largest payload that a batch may have.
     pub fn max_batch_bytes(&self) -> u64 {
-        self.shared.max_batch_bytes
+        self.view.max_batch_bytes
     }
 
     /// Returns the newest header of the WAL.
+    ///
+    /// # Panics
+    /// If the store is followed: this process has no WAL.
     pub fn wal_header(&self) -> HeaderInfo {
-        self.shared.wal.header()
+        self.owner().expect("this process writes the store").wal.header()
     }
 
     /// Returns the version of the catalog in the object store. Changes that are in the log alone do
     /// not raise it.
     pub fn catalog_version(&self) -> u64 {
-        self.shared.catalog.version()
+        match &self.role {
+            Role::Owner(shared, _) => shared.catalog.version(),
+            Role::Follower(polls, _) => polls.last_applied().version,
+        }
     }
 
     /// Returns the term: 0 at first, raised by each opening that may have lost records. It does not
-    /// change while the store is open.
+    /// change while the store is open, unless it is followed.
     pub fn term(&self) -> u32 {
-        self.shared.catalog.term
+        match &self.role {
+            Role::Owner(shared, _) => shared.catalog.term,
+            Role::Follower(polls, _) => polls.term(),
+        }
     }
 
     /// Changes the capacity of the WAL while it is in use; see
     /// [`alluvium_wal::Wal::request_resize`].
+    ///
+    /// # Panics
+    /// If the store is followed: this process has no WAL.
     pub fn request_resize(&self, capacity_bytes: u64) -> Result<Resizing, ResizeError> {
-        let resizing = self.shared.wal.request_resize(capacity_bytes)?;
+        let shared = self.owner().expect("this process writes the store");
+        let resizing = shared.wal.request_resize(capacity_bytes)?;
         // Before the ring shrinks: the uploads free the space that the change needs.
-        self.shared.follow_capacity();
+        shared.follow_capacity();
         Ok(resizing)
     }
 
     /// Returns numbers for metrics and tools.
     pub fn stats(&self) -> Stats {
-        let shared = &*self.shared;
-        let (objects, object_bytes, retired_objects) = {
-            let table = shared.object_table.lock();
-            (table.live_count(), table.live_bytes(), table.retired.len())
-        };
-        let [damaged_objects, missing_objects] = shared.lost_objects();
-        Stats {
-            streams: shared.streams.read().len(),
-            cache_bound_bytes: shared.options.cache_bytes,
-            cache_used_bytes: shared.cache.used_bytes(),
-            cache_pinned_bytes: shared.cache.pinned_bytes(),
-            log_behind_bytes: shared.log_behind_bytes(),
-            log_age: shared.log_age(),
-            block_cache_used_bytes: shared.objects.cached_bytes(),
-            disk_cache: shared.objects.disk_cache_stats(),
-            reads: shared.objects.read_stats(),
-            objects,
-            object_bytes,
-            retired_objects,
-            damaged_objects,
-            missing_objects,
-            uploads: shared.numbers.uploads.load(Ordering::Relaxed),
-            requests: shared.objects.requests(),
-            uploaded_bytes: shared.numbers.uploaded_bytes.load(Ordering::Relaxed),
-            compactions: shared.numbers.compactions.load(Ordering::Relaxed),
-            compacted_bytes: shared.numbers.compacted_bytes.load(Ordering::Relaxed),
-            compaction_failures: shared.numbers.compaction_failures.load(Ordering::Relaxed),
-            upload_failures: shared.numbers.upload_failures.load(Ordering::Relaxed),
-            upload_failing: shared.numbers.upload_failing(),
-            orphans: shared.numbers.orphans.load(Ordering::Relaxed),
-            orphans_deleted: shared.numbers.orphans_deleted.load(Ordering::Relaxed),
-            clean_up_failures: shared.numbers.clean_up_failures.load(Ordering::Relaxed),
-            refused_appends: shared.numbers.refused_appends.load(Ordering::Relaxed),
-            lost: shared.numbers.lost,
-            wal: shared.wal.stats(),
+        match &self.role {
+            Role::Owner(shared, _) => Stats::of_owner(shared),
+            Role::Follower(..) => Stats::of_view(&self.view),
         }
     }
 
     /// Returns the faults that are present while the store serves, at most one for each reason;
     /// empty if there is none.
     pub fn degraded(&self) -> Vec<Degraded> {
-        health::degraded(&self.stats(), &self.shared.losses.gaps(), &self.shared.faults)
+        health::degraded(&self.stats(), &self.view.losses.gaps(), &self.view.faults)
     }
 
     /// Reports a fault of a layer above the store or, with `None`, its end. See
     /// [`Store::degraded`].
     pub fn report(&self, reason: Reason, detail: Option<String>) {
-        self.shared.faults.report(reason, detail);
+        self.view.faults.report(reason, detail);
     }
 
     /// Uploads everything appended so far and waits until it is committed and the WAL is trimmed.
     /// Returns at once if there is nothing to upload. Only tests and orderly moves need it.
     pub async fn flush(&self) -> Result<(), StoreError> {
-        let target = self.shared.wal.appended();
-        while self.shared.wal.stats().trimmed < target {
-            if let Some(failure) = self.shared.failure() {
+        let shared = self.owner()?;
+        let target = shared.wal.appended();
+        while shared.wal.stats().trimmed < target {
+            if let Some(failure) = shared.failure() {
                 return Err(failure);
             }
-            let seen = self.shared.space.generation();
-            self.shared.request_upload();
-            self.shared.space.wait_after(seen).await;
+            let seen = shared.space.generation();
+            shared.request_upload();
+            shared.space.wait_after(seen).await;
         }
         Ok(())
     }
@@ -352,9 +451,16 @@ impl Store {
     /// Stops the background work and closes the WAL cleanly. What is not uploaded stays in the WAL
     /// for the next start. Dropping the future does not stop a close that has begun.
     pub async fn close(self) -> Result<(), StoreError> {
+        let (shared, tasks) = match &self.role {
+            Role::Owner(shared, tasks) => (shared.clone(), tasks.clone()),
+            Role::Follower(_, task) => {
+                task.stop();
+                self.view.objects.close().await;
+                return Ok(());
+            }
+        };
         // First, so that waiters do not wait for something that will not happen.
-        self.shared.halt(StoreError::Closed);
-        let (shared, tasks) = (self.shared.clone(), self.tasks.clone());
+        shared.halt(StoreError::Closed);
         let closing = tokio::spawn(async move {
             let handles = std::mem::take(&mut *tasks.handles.lock());
             for handle in &handles {
@@ -387,6 +493,56 @@ impl Store {
             closed.map_err(|error| StoreError::Failed(error.to_string()))?.map_err(StoreError::Wal)
         });
         closing.await.map_err(|error| StoreError::Failed(error.to_string()))?
+    }
+}
+
+impl Stats {
+    /// Returns the numbers of reads and of objects in use.
+    fn of_view(view: &View) -> Self {
+        let (objects, object_bytes, retired_objects) = {
+            let table = view.object_table.lock();
+            (table.live_count(), table.live_bytes(), table.retired.len())
+        };
+        let [damaged_objects, missing_objects] = view.lost_objects();
+        Self {
+            streams: view.streams.read().len(),
+            block_cache_used_bytes: view.objects.cached_bytes(),
+            disk_cache: view.objects.disk_cache_stats(),
+            reads: view.objects.read_stats(),
+            objects,
+            object_bytes,
+            retired_objects,
+            damaged_objects,
+            missing_objects,
+            requests: view.objects.requests(),
+            ..Self::default()
+        }
+    }
+
+    /// Returns all numbers.
+    fn of_owner(shared: &Shared) -> Self {
+        let numbers = &shared.numbers;
+        Self {
+            cache_bound_bytes: shared.options.cache_bytes,
+            cache_used_bytes: shared.cache.used_bytes(),
+            cache_pinned_bytes: shared.cache.pinned_bytes(),
+            log_behind_bytes: shared.log_behind_bytes(),
+            log_age: shared.log_age(),
+            uploads: numbers.uploads.load(Ordering::Relaxed),
+            uploaded_bytes: numbers.uploaded_bytes.load(Ordering::Relaxed),
+            compactions: numbers.compactions.load(Ordering::Relaxed),
+            compacted_bytes: numbers.compacted_bytes.load(Ordering::Relaxed),
+            compaction_failures: numbers.compaction_failures.load(Ordering::Relaxed),
+            upload_failures: numbers.upload_failures.load(Ordering::Relaxed),
+            upload_failing: numbers.upload_failing(),
+            orphans: numbers.orphans.load(Ordering::Relaxed),
+            orphans_deleted: numbers.orphans_deleted.load(Ordering::Relaxed),
+            clean_up_failures: numbers.clean_up_failures.load(Ordering::Relaxed),
+            refused_appends: numbers.refused_appends.load(Ordering::Relaxed),
+            lost: numbers.lost,
+            wal: shared.wal.stats(),
+            ..Self::of_view(shared)
+        }
     }
 }
 
@@ -427,7 +583,7 @@ pub(crate) mod tests {
     #[tokio::test]
     async fn closing_waits_for_a_check_of_the_headers() {
         let (store, _disk) = small_store().await;
-        let shared = store.shared.clone();
+        let shared = store.owner().unwrap().clone();
         let checking = shared.checking.clone().lock_owned().await;
         let mut closing = pin!(store.close());
         let early = tokio::time::timeout(Duration::from_millis(20), &mut closing).await;

@@ -13,9 +13,9 @@ use crate::objects::{Deadline, Part};
 use crate::range::Range;
 use crate::read_ahead::Reader;
 use crate::replay::{History, Replay};
-use crate::shared::Shared;
 use crate::tail::{Source, StreamState};
 use crate::types::{Batch, StreamEpoch, StreamId, StreamOffset};
+use crate::view::View;
 
 /// The number of objects after which a fetch stops and returns what it has.
 const OBJECTS_PER_FETCH: usize = 8;
@@ -52,13 +52,13 @@ impl Fetched {
 /// clone.
 #[derive(Clone)]
 pub struct Stream {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) view: Arc<View>,
     pub(crate) state: Arc<StreamState>,
 }
 
 impl Stream {
-    pub(crate) fn new(shared: Arc<Shared>, state: Arc<StreamState>) -> Self {
-        Self { shared, state }
+    pub(crate) fn new(view: Arc<View>, state: Arc<StreamState>) -> Self {
+        Self { view, state }
     }
 
     /// Returns the stream's id.
@@ -84,8 +84,14 @@ impl Stream {
 
     /// Returns the offset below which everything is durable: Kafka's high watermark.
     pub fn durable_end(&self) -> StreamOffset {
-        let durable = self.shared.wal.durable();
+        let durable = self.view.durable();
         self.state.tail.lock().durable_end(durable)
+    }
+
+    /// Returns a number that changes whenever the stream's contents were taken over from the chain
+    /// ([`crate::Store::follow`]); 0 if this process writes the store.
+    pub fn followed(&self) -> u64 {
+        self.state.tail.lock().followed
     }
 
     /// Returns the bytes of payload from the start to the next offset. If a trim ends inside an
@@ -125,7 +131,7 @@ impl Stream {
         let mut reading = Reading::new(from, max_bytes);
         for _ in 0..OBJECTS_PER_FETCH {
             let Some(range) = reading.locate(self)? else { break };
-            let (objects, budget) = (&self.shared.objects, &mut reading.budget);
+            let (objects, budget) = (&self.view.objects, &mut reading.budget);
             let read = objects.fetch_cached(&range.object, self.state.id, reading.next, budget);
             if read.is_empty() {
                 break;
@@ -133,7 +139,7 @@ impl Stream {
             reading.add(read);
         }
         if reading.is_cold() && !reading.batches.is_empty() {
-            let reader = self.shared.readers.take(self.state.id, from);
+            let reader = self.view.readers.take(self.state.id, from);
             self.store_reader(reader, reading.next);
         }
         Ok(reading.fetched())
@@ -152,8 +158,8 @@ impl Stream {
             let Some(range) = reading.locate(self)? else { break };
             // Taken while the read runs: if this future is dropped, the reader's requests are
             // cancelled.
-            reader = reader.or_else(|| self.shared.readers.take(self.state.id, from));
-            let (objects, budget) = (&self.shared.objects, &mut reading.budget);
+            reader = reader.or_else(|| self.view.readers.take(self.state.id, from));
+            let (objects, budget) = (&self.view.objects, &mut reading.budget);
             let read = objects.fetch(&range.object, self.state.id, reading.next, budget, deadline);
             match read.await {
                 Ok(Part { batches, deferred: None }) => {
@@ -161,7 +167,7 @@ impl Stream {
                     reading.add(batches);
                     // Not skipped: batches that the catalog records are lost.
                     if nothing_there && reading.batches.is_empty() {
-                        return Err(self.shared.read_failed(objects.missing(&range)).await);
+                        return Err(self.view.read_failed(objects.missing(&range)).await);
                     }
                     if nothing_there {
                         break;
@@ -171,7 +177,7 @@ impl Stream {
                     reading.add(batches);
                     let mut reader = reader.unwrap_or_default();
                     reader.waited_for(guard);
-                    self.shared.readers.store(self.state.id, reading.next, reader);
+                    self.view.readers.store(self.state.id, reading.next, reader);
                     return Ok(reading.fetched());
                 }
                 Err(_) if !reading.batches.is_empty() => break,
@@ -179,9 +185,10 @@ impl Stream {
                 // batches are in another object now: look it up again, once per object.
                 Err(error) if error.is_not_found() && missing != Some(range.object.id) => {
                     missing = Some(range.object.id);
+                    self.view.catch_up().await.map_err(FetchError::Failed)?;
                 }
                 Err(error) => {
-                    return Err(self.shared.read_failed(error).await);
+                    return Err(self.view.read_failed(error).await);
                 }
             }
         }
@@ -196,12 +203,12 @@ impl Stream {
     fn store_reader(&self, reader: Option<Reader>, next: StreamOffset) {
         let reader = match reader {
             Some(mut reader) => {
-                reader.read_on(&self.shared.objects, &self.state, next);
+                reader.read_on(&self.view.objects, &self.state, next);
                 reader
             }
             None => Reader::default(),
         };
-        self.shared.readers.store(self.state.id, next, reader);
+        self.view.readers.store(self.state.id, next, reader);
     }
 
     /// Returns the offset that the stream could start at by a retention rule: behind its oldest
@@ -246,10 +253,10 @@ impl Stream {
         tail.watchers.push(notify.clone());
         // After the push: what becomes durable from now on must wake it.
         if !tail.wake_queued
-            && let Some(at) = tail.next_durable(self.shared.wal.durable())
+            && let Some(at) = tail.next_durable(self.view.durable())
         {
             tail.wake_queued = true;
-            self.shared.wakes.queue(at, self.state.clone());
+            self.view.wakes.queue(at, self.state.clone());
         }
         Watch { state: self.state.clone(), notify: notify.clone() }
     }
@@ -282,7 +289,7 @@ impl Reading {
 
     /// Takes what is in the tail, or returns the range to read next; `None` at the end.
     fn locate(&mut self, stream: &Stream) -> Result<Option<Range>, FetchError> {
-        let durable = stream.shared.wal.durable();
+        let durable = stream.view.durable();
         let tail = stream.state.tail.lock();
         if tail.deleted {
             return Err(FetchError::Deleted);

@@ -14,6 +14,7 @@
 //! until the upload that folds them into the checkpoint.
 
 mod compactable;
+mod follow;
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -29,6 +30,7 @@ use crate::range::Range;
 use crate::types::{Batch, KIND_STATE, StreamEpoch, StreamId, StreamOffset};
 
 pub(crate) use compactable::{Changed, Choice, Compactable};
+pub(crate) use follow::Stored;
 
 /// Memory cost of a cached batch besides its payload: its entry (64 bytes), the same again for
 /// spare capacity of the deque, the payload's reference count, and the allocator's overhead for
@@ -145,6 +147,8 @@ pub(crate) struct Tail {
     range_bytes: u64,
     /// Bytes of payload in batches that are after both `start` and `uploaded_end`.
     tail_bytes: u64,
+    /// How often the chain's contents were taken over; see [`Self::follow`].
+    pub(crate) followed: u64,
     /// Woken when more becomes durable.
     pub(crate) watchers: Vec<Arc<Notify>>,
     /// Whether the stream is queued in [`crate::wake::Wakes`].

@@ -433,11 +433,12 @@ mod tests {
             let batch = NewBatch { base, count: 1, max_timestamp_ms: -1, payload };
             stream.append(batch).unwrap().await.unwrap();
         }
-        let number = || async { store.shared.catalog.writer.lock().await.state().head.number };
+        let number =
+            || async { store.owner().unwrap().catalog.writer.lock().await.state().head.number };
         let before = number().await;
         store.flush().await.unwrap();
         assert_eq!(number().await, before + 4, "two checkpoints in each");
-        let state = store.shared.catalog.writer.lock().await.state().clone();
+        let state = store.owner().unwrap().catalog.writer.lock().await.state().clone();
         for id in &ids {
             let stream = &state.streams[id];
             assert_eq!((stream.uploaded_end, stream.ranges.len()), (StreamOffset(1), 1));

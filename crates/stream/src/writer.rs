@@ -66,6 +66,7 @@ pub enum AppendError {
 /// [`Stream`] for reading.
 pub struct StreamWriter {
     stream: Stream,
+    shared: Arc<Shared>,
     epoch: StreamEpoch,
 }
 
@@ -89,18 +90,19 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Fenced`] if the stream was opened with a newer epoch;
-    /// [`StoreError::InvalidChange`] if there is no such stream; the error of a failed commit or
-    /// log, in which case the epoch may be the newest even so.
+    /// [`StoreError::InvalidChange`] if there is no such stream; [`StoreError::ReadOnly`]; the
+    /// error of a failed commit or log, in which case the epoch may be the newest even so.
     pub async fn open_stream(
         &self,
         id: StreamId,
         epoch: StreamEpoch,
     ) -> Result<StreamWriter, StoreError> {
         let stream = self.stream(id).ok_or_else(|| StoreError::no_stream(id))?;
+        let shared = self.owner()?.clone();
         if stream.newest_epoch() < epoch {
-            self.shared.open_stream(id, epoch).await?;
+            shared.open_stream(id, epoch).await?;
         }
-        let writer = StreamWriter { stream, epoch };
+        let writer = StreamWriter { stream, shared, epoch };
         writer.wait_durable().await?;
         Ok(writer)
     }
@@ -123,7 +125,7 @@ impl StreamWriter {
             count > 0 && base.0.checked_add(u64::from(count)).is_some(),
             "{count} records at offset {base}"
         );
-        let (shared, state) = (&self.stream.shared, &self.stream.state);
+        let (shared, state) = (&self.shared, &self.stream.state);
         if let Some(failure) = shared.failure() {
             return Err(AppendError::Failed(failure));
         }
@@ -186,7 +188,7 @@ impl StreamWriter {
     /// [`StoreError::Fenced`] if a newer writer has opened the stream; see [`Store::commit`].
     pub async fn trim(&self, to: StreamOffset) -> Result<(), StoreError> {
         let (id, epoch) = (self.stream.id(), self.epoch);
-        self.stream.shared.commit(vec![Change::TrimStream { id, epoch, to }]).await
+        self.shared.commit(vec![Change::TrimStream { id, epoch, to }]).await
     }
 
     /// Stops writing. What was appended is durable when it returns. Readers continue, and the
@@ -207,12 +209,12 @@ impl StreamWriter {
     /// [`StoreError::Fenced`] if a newer writer has opened the stream; see [`Store::commit`].
     pub async fn delete(self) -> Result<(), StoreError> {
         let (id, epoch) = (self.stream.id(), self.epoch);
-        self.stream.shared.commit(vec![Change::DeleteStream { id, epoch }]).await
+        self.shared.commit(vec![Change::DeleteStream { id, epoch }]).await
     }
 
     /// Waits until everything in the stream is durable.
     async fn wait_durable(&self) -> Result<(), StoreError> {
-        let Stream { shared, state } = &self.stream;
+        let (shared, state) = (&self.shared, &self.stream.state);
         let checked = {
             let tail = state.tail.lock();
             self.check(&tail).map(|()| tail.log_end())

@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use alluvium_device::sim::{Random, SimDisk};
-use alluvium_stream::chain::{Chain, ChainState};
+use alluvium_stream::chain::ChainState;
 use alluvium_stream::{
-    AppendError, Change, ErrorKind, Gap, GapCause, KIND_LOG, KIND_STATE, ObjectError, Reason,
-    StoreError, StreamEpoch, StreamId, StreamOffset, StreamRecord, decode_record,
+    AppendError, Change, ErrorKind, Gap, GapCause, KIND_LOG, KIND_STATE, ObjectError, Options,
+    Reason, Store, StoreError, StreamEpoch, StreamId, StreamOffset, StreamRecord, decode_record,
 };
 use alluvium_wal::Wal;
 use bytes::Bytes;
@@ -776,25 +776,23 @@ async fn an_opening_that_the_object_store_refuses_fails() {
     world.start().await.close().await;
 }
 
-/// The chain can be read by a tool while the server runs.
+/// The catalog can be followed while the server runs.
 #[tokio::test]
 async fn a_reader_follows_the_chain() {
     let world = world(Some(SOON));
     let server = world.start().await;
-    let retry = (SOON, SOON);
-    let chain = Chain::new(world.objects.clone(), world.header().wal_id, retry);
-    let mut state = chain.load().await.unwrap().unwrap();
+    let options = Options { poll_interval: 10 * SOON, ..world.options.clone() };
+    let reader =
+        Store::follow(world.objects.clone(), world.header().wal_id, options).await.unwrap();
     for round in 0..5 {
         change_everything(&server, round).await;
-        let wanted = server.store.meta_value("c").unwrap();
-        let begun = std::time::Instant::now();
-        while state.meta.get("c").is_none_or(|value| **value != wanted) {
-            assert!(begun.elapsed() < HANG, "it is not published");
-            chain.follow(&mut state).await.unwrap();
-            tokio::time::sleep(SOON).await;
-        }
+        let wanted = server.store.meta_value("c");
+        eventually("it is published", || reader.meta_value("c") == wanted).await;
     }
     server.close().await;
-    chain.follow(&mut state).await.unwrap();
-    assert_eq!(state, world.catalog().await);
+    reader.catch_up().await.unwrap();
+    let state = world.catalog().await;
+    assert_eq!(reader.catalog_version(), state.header.version);
+    let meta = state.meta.into_iter().map(|(key, value)| (key, value.to_vec()));
+    assert_eq!(reader.meta(""), meta.collect::<Vec<_>>());
 }

@@ -15,6 +15,8 @@ pub(crate) struct Health {
     phase: Mutex<Phase>,
     /// Set once there is a component that can fail.
     condition: OnceLock<Box<dyn Fn() -> Condition + Send + Sync>>,
+    /// A line about the server that is no fault, if it has one.
+    note: OnceLock<Box<dyn Fn() -> Option<String> + Send + Sync>>,
     /// Called after each progress report; a test blocks the start there.
     #[cfg(test)]
     pub(crate) held: OnceLock<Progress>,
@@ -71,6 +73,7 @@ impl Health {
         Arc::new(Self {
             phase,
             condition: OnceLock::new(),
+            note: OnceLock::new(),
             #[cfg(test)]
             held: OnceLock::new(),
         })
@@ -111,6 +114,11 @@ impl Health {
         let _ = self.condition.set(Box::new(condition));
     }
 
+    /// Adds what `note` returns to the answer of `/healthz`, which is no fault.
+    pub(crate) fn note(&self, note: impl Fn() -> Option<String> + Send + Sync + 'static) {
+        let _ = self.note.set(Box::new(note));
+    }
+
     /// Enters the phase in which clients are served.
     pub(crate) fn serving(&self) {
         *self.phase.lock() = Phase::Serving;
@@ -144,6 +152,15 @@ impl Health {
     /// The answer of `/healthz`. Supervisors restart a server by its status, so the status is 200
     /// for a fault that a restart does not resolve, and while the server starts or stops.
     pub(super) fn health(&self) -> (StatusCode, String) {
+        let (status, mut text) = self.state();
+        if let Some(note) = self.note.get().and_then(|note| note()) {
+            text.push_str(&note);
+            text.push('\n');
+        }
+        (status, text)
+    }
+
+    fn state(&self) -> (StatusCode, String) {
         match self.condition() {
             Condition::Ok => (StatusCode::OK, "ok\n".to_owned()),
             Condition::Degraded(faults) => {

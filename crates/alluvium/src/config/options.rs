@@ -7,6 +7,7 @@ use std::str::FromStr;
 use alluvium_device::{Durability, Engine};
 use clap::Args;
 use serde::{Deserialize, Deserializer};
+use uuid::Uuid;
 
 use super::ConfigError;
 use crate::address::{Address, AdminListen, HostPort};
@@ -27,6 +28,23 @@ pub(crate) struct ServeOptions {
     /// it does not exist. Default ./data.
     #[arg(long, env = "ALLUVIUM_DATA_DIR", value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
+
+    /// Serve what another server has uploaded to --object-store, to consumers only, and follow what
+    /// it uploads later. Nothing is written to the object store, and there is neither a data
+    /// directory nor a write-ahead log. docs/read-only.md. Default false.
+    #[arg(long, env = "ALLUVIUM_READ_ONLY", value_name = "BOOL",
+          num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) read_only: Option<bool>,
+
+    /// The store that a read-only server serves, if the object store has the catalogs of several
+    /// servers; `alluvium catalog list` shows them. Default: the only one.
+    #[arg(long, env = "ALLUVIUM_STORE", value_name = "ID")]
+    #[serde(deserialize_with = "from_text")]
+    pub(crate) store: Option<Uuid>,
+
+    /// Interval at which a read-only server looks for what was uploaded. Default 1s, 100ms to 1h.
+    #[arg(long, env = "ALLUVIUM_CATALOG_POLL_INTERVAL", value_name = "TIME")]
+    pub(crate) catalog_poll_interval: Option<Span>,
 
     /// Address of the plaintext Kafka port; port 0 selects a free one. An address other than
     /// loopback needs --allow-plaintext-network. Default 127.0.0.1:9092, or none if there is a
@@ -410,6 +428,9 @@ impl ServeOptions {
         Self {
             config: self.config.or(other.config),
             data_dir: self.data_dir.or(other.data_dir),
+            read_only: self.read_only.or(other.read_only),
+            store: self.store.or(other.store),
+            catalog_poll_interval: self.catalog_poll_interval.or(other.catalog_poll_interval),
             listen: self.listen.or(other.listen),
             advertise: self.advertise.or(other.advertise),
             listener: self.listener.or(other.listener),

@@ -54,6 +54,9 @@ fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
 fn every_option_is_a_key_of_the_file() {
     let text = r#"
         data-dir = "/srv/alluvium"
+        read-only = false
+        store = "5e1a43a3-1a1f-4a39-8f5f-0c8e9a2f7b11"
+        catalog-poll-interval = "2s"
         listen = "[::1]:19092"
         advertise = "broker.example.org:9092"
         allow-plaintext-network = false
@@ -189,6 +192,45 @@ fn the_documented_file_has_every_key_and_states_the_defaults() {
 }
 
 #[test]
+fn a_read_only_server_needs_an_object_store_and_has_nothing_to_write() {
+    let bucket = ["--read-only", "--object-store", "s3://bucket/prefix"];
+    let config = ServeConfig::resolve(flags(&bucket)).unwrap();
+    assert!(!config.auto_create_topics);
+    let expected = ReadOnly { store: None, poll_interval: l::CATALOG_POLL };
+    assert_eq!(config.read_only, Some(expected));
+    assert!(config.to_string().starts_with("read-only=true store=default"), "{config}");
+    let id = "5e1a43a3-1a1f-4a39-8f5f-0c8e9a2f7b11";
+    let chosen = [&bucket[..], &["--store", id, "--catalog-poll-interval", "5s"]].concat();
+    let read_only = ServeConfig::resolve(flags(&chosen)).unwrap().read_only.unwrap();
+    let interval = Span(Duration::from_secs(5));
+    assert_eq!((read_only.store, read_only.poll_interval), (id.parse().ok(), interval));
+
+    for (arguments, option) in [
+        (vec!["--data-dir", "/srv"], "data-dir"),
+        (vec!["--wal", "/dev/vdb"], "wal"),
+        (vec!["--wal-capacity", "1GiB"], "wal-capacity"),
+        (vec!["--wal-reserve"], "wal-reserve"),
+        (vec!["--force-format"], "force-format"),
+        (vec!["--durability", "device"], "durability"),
+        (vec!["--engine", "threads"], "engine"),
+        (vec!["--log-cache", "1GiB"], "log-cache"),
+        (vec!["--upload-size", "1GiB"], "upload-size"),
+        (vec!["--upload-interval", "5m"], "upload-interval"),
+        (vec!["--compaction-size", "0"], "compaction-size"),
+        (vec!["--log-compaction-interval", "5m"], "log-compaction-interval"),
+        (vec!["--auto-create-topics", "true"], "auto-create-topics"),
+    ] {
+        let message = refused(&[&bucket[..], &arguments[..]].concat());
+        let expected = format!("{option} is not an option of a read-only server: ");
+        assert!(message.starts_with(&expected), "{message}");
+    }
+    let without = refused(&["--read-only"]);
+    assert!(without.contains("needs object-store"), "{without}");
+    let memory = refused(&["--read-only", "--object-store", "memory://"]);
+    assert!(memory.contains("memory://"), "{memory}");
+}
+
+#[test]
 fn an_unknown_key_in_the_file_is_an_error_that_names_it() {
     for key in ["wal_capacity", "force-format", "config", "lissen"] {
         let error = file(&format!("{key} = \"1\"")).unwrap_err();
@@ -216,6 +258,8 @@ fn values_out_of_bounds_are_refused_by_name() {
         (["--compaction-size", "1"], "compaction-size"),
         (["--compaction-size", "63KiB"], "compaction-size"),
         (["--compaction-size", "33GiB"], "compaction-size"),
+        (["--catalog-poll-interval", "99ms"], "catalog-poll-interval"),
+        (["--catalog-poll-interval", "61m"], "catalog-poll-interval"),
         (["--node-id", "2147483648"], "node-id"),
         (["--default-partitions", "0"], "default-partitions"),
         (["--max-message-size", "9MiB"], "max-message-size"),
@@ -396,7 +440,7 @@ fn the_help_names_each_default_and_its_bounds() {
             .unwrap_or_else(|| panic!("there is --{long}"));
         argument.get_help().expect("it has a help text").to_string()
     };
-    let named: [(&str, Vec<String>); 27] = [
+    let named: [(&str, Vec<String>); 28] = [
         ("data-dir", vec![l::DATA_DIR.into()]),
         ("listen", vec![l::LISTEN.into()]),
         ("admin-listen", vec![l::ADMIN_LISTEN.into()]),
@@ -423,6 +467,10 @@ fn the_help_names_each_default_and_its_bounds() {
         (
             "log-compaction-interval",
             texts(&[l::CLEANER_INTERVAL, l::CLEANER_INTERVAL_MIN, l::CLEANER_INTERVAL_MAX]),
+        ),
+        (
+            "catalog-poll-interval",
+            texts(&[l::CATALOG_POLL, l::CATALOG_POLL_MIN, l::CATALOG_POLL_MAX]),
         ),
         ("default-partitions", texts(&[l::PARTITIONS])),
         ("max-message-size", texts(&[l::MESSAGE, l::MESSAGE_MIN, l::MESSAGE_MAX])),

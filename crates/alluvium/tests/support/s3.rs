@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -24,6 +25,10 @@ pub struct S3 {
 
 struct Shared {
     objects: Mutex<BTreeMap<String, Bytes>>,
+    /// Whether writes are refused, as for credentials without the right.
+    is_read_only: AtomicBool,
+    /// Writes that were refused.
+    refused: AtomicU64,
     /// Whether it honours the condition that an object does not exist yet.
     is_atomic: bool,
 }
@@ -31,7 +36,12 @@ struct Shared {
 impl S3 {
     /// Starts an empty object store at this address.
     pub fn start(address: &str, is_atomic: bool) -> Self {
-        let shared = Arc::new(Shared { objects: Mutex::default(), is_atomic });
+        let shared = Arc::new(Shared {
+            objects: Mutex::default(),
+            is_read_only: AtomicBool::new(false),
+            refused: AtomicU64::new(0),
+            is_atomic,
+        });
         let mut s3 = Self { address: address.to_owned(), shared, running: None };
         s3.resume();
         s3
@@ -51,6 +61,16 @@ impl S3 {
         let router = Router::new().fallback(answer).with_state(self.shared.clone());
         runtime.spawn(async move { axum::serve(listener, router).await });
         self.running = Some(runtime);
+    }
+
+    /// Refuses writes from now on.
+    pub fn refuse_writes(&self) {
+        self.shared.is_read_only.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns the number of writes that were refused.
+    pub fn refused_writes(&self) -> u64 {
+        self.shared.refused.load(Ordering::SeqCst)
     }
 
     /// Returns the options of a server that uses the object store at this address.
@@ -81,6 +101,10 @@ async fn answer(
     let name = uri.path().strip_prefix(BUCKET).unwrap_or_default().trim_start_matches('/');
     let query = uri.query().unwrap_or_default().as_bytes();
     let query: HashMap<String, String> = url::form_urlencoded::parse(query).into_owned().collect();
+    if shared.is_read_only.load(Ordering::SeqCst) && !["GET", "HEAD"].contains(&method.as_str()) {
+        shared.refused.fetch_add(1, Ordering::SeqCst);
+        return (StatusCode::FORBIDDEN, "<Error><Code>AccessDenied</Code></Error>").into_response();
+    }
     let mut objects = shared.objects.lock();
     match method.as_str() {
         "GET" if name.is_empty() => list(&objects, &query).into_response(),

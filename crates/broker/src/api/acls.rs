@@ -140,6 +140,9 @@ fn deleted_acl(acl: Acl) -> DeleteAclsMatchingAcl {
 fn authorizer(cx: &Context, operation: Operation) -> Result<&Authorizer, ApiError> {
     let authorizer = cx.server.authorizer.as_ref().ok_or(ApiError::NoAuthorizer)?;
     cx.authorize(operation, Resource::Cluster)?;
+    if operation == Operation::Alter {
+        cx.check_writable()?;
+    }
     Ok(authorizer)
 }
 

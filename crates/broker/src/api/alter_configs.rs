@@ -142,6 +142,7 @@ async fn alter(
         GROUP => authorize(security::Resource::Group(name))?,
         _ => {}
     }
+    cx.check_writable()?;
     match *resource_type {
         TOPIC if name.is_empty() => {
             Err(ApiError::InvalidRequest("Default topic resources are not allowed.".into()))

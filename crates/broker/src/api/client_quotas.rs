@@ -133,7 +133,7 @@ pub(super) async fn alter(
     let mut entries = Vec::with_capacity(request.entries.len());
     for entry in request.entries {
         let allowed = cx.authorize(Operation::AlterConfigs, Resource::Cluster);
-        let altered = allowed.and_then(|()| {
+        let altered = allowed.and_then(|()| cx.check_writable()).and_then(|()| {
             let entity = entity(&entry)?;
             let ops = operations(&entry, &entity)?;
             Ok((entity, ops))

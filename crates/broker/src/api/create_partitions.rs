@@ -43,6 +43,7 @@ async fn grow(
     validate_only: bool,
 ) -> Result<(), ApiError> {
     cx.authorize(Operation::Alter, Resource::Topic(&wanted.name))?;
+    cx.check_writable()?;
     let total = u32::try_from(wanted.count).map_err(|_| {
         let reason = format!("{} partitions requested, at least 1 required", wanted.count);
         ApiError::InvalidPartitions(reason)

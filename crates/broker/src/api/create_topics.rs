@@ -62,6 +62,7 @@ async fn create(
     if !cx.may(Operation::Create, Resource::Cluster) {
         cx.authorize(Operation::Create, Resource::Topic(&wanted.name))?;
     }
+    cx.check_writable()?;
     let partitions = partitions(cx, wanted)?;
     let mut overrides = Overrides::new();
     for config in &wanted.configs {

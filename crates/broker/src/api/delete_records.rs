@@ -43,6 +43,7 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
             let topic = topic.as_ref().map_err(|_| ApiError::UnknownTopicOrPartition)?;
             let partition =
                 topic.partition(asked.partition_index).ok_or(ApiError::UnknownTopicOrPartition)?;
+            cx.check_writable()?;
             check_not_internal(&topic.name)?;
             if topic.rules.only_compacts {
                 return Err(ApiError::PolicyViolation(
@@ -50,7 +51,7 @@ async fn delete(cx: &Context, wanted: &DeleteRecordsTopic) -> Vec<DeleteRecordsP
                 ));
             }
             let to = trim_to(partition, asked.offset)?;
-            let (id, epoch) = (partition.stream.id(), partition.stream.epoch());
+            let (id, epoch) = (partition.stream.id(), partition.writer_epoch()?);
             if epoch != partition.stream.newest_epoch() {
                 return Err(ApiError::NotLeader("another server leads this partition".into()));
             }

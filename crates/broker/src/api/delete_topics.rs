@@ -84,6 +84,7 @@ async fn delete(
             cx.topic(Operation::Delete, &topic)?
         }
     };
+    cx.check_writable()?;
     let partitions = deleting.partitions.len();
     cx.charge_changes(partitions, FIRST_WITH_QUOTA)?;
     cx.server.topics.delete(&topic).await

@@ -39,6 +39,8 @@ async fn init(cx: &Context, request: &InitProducerIdRequest) -> Result<(i64, i16
         _ => Err(ResponseError::InvalidRequest),
     };
     let Some(id) = &request.transactional_id else {
+        // The error at which all clients give up: some repeat others for minutes.
+        cx.check_writable().map_err(|_| ResponseError::ClusterAuthorizationFailed)?;
         // A client that may write to any topic may also use idempotence.
         if !cx.may_with_some(Operation::Write, ResourceType::Topic) {
             cx.authorize(Operation::IdempotentWrite, Resource::Cluster).map_err(|e| e.kind())?;
@@ -50,5 +52,6 @@ async fn init(cx: &Context, request: &InitProducerIdRequest) -> Result<(i64, i16
         return Ok((id, 0));
     };
     cx.authorize(Operation::Write, Resource::TransactionalId(id)).map_err(|e| e.kind())?;
+    cx.check_writable().map_err(|_| ResponseError::TransactionalIdAuthorizationFailed)?;
     Transactions::init(&cx.server, id, expected?, request.transaction_timeout_ms).await
 }

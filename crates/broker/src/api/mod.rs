@@ -58,6 +58,7 @@ use tokio::sync::OwnedSemaphorePermit;
 pub(crate) use large::LargeResponses;
 
 use crate::connection::Frame;
+use crate::errors::ApiError;
 use crate::groups::{ClientInfo, TopicVisibility};
 use crate::large_requests::{MAX_SERVED_BYTES, MAX_SERVED_ELEMENTS};
 use crate::security::Peer;
@@ -463,6 +464,18 @@ fn decoded<T, E: fmt::Display>(decode: impl FnOnce() -> Result<T, E>) -> Result<
 }
 
 impl Context {
+    /// Refuses a change of what is stored on a read-only server. The store refuses it, too, but
+    /// some changes have effects in memory before that.
+    ///
+    /// # Errors
+    /// [`ApiError::ReadOnly`].
+    fn check_writable(&self) -> Result<(), ApiError> {
+        match self.server.store.is_followed() {
+            true => Err(ApiError::ReadOnly),
+            false => Ok(()),
+        }
+    }
+
     /// Decodes the request's body.
     ///
     /// # Errors

@@ -56,7 +56,11 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
     let request: ProduceRequest = cx.decode(body)?;
     let deadline = Instant::now() + Duration::from_millis(request.timeout_ms.max(0) as u64);
     let acks = request.acks;
-    let transaction = Transaction::of(&cx, &request, deadline).await;
+    let transaction = match cx.check_writable() {
+        Ok(()) => Transaction::of(&cx, &request, deadline).await,
+        // Refused below.
+        Err(_) => Transaction::None,
+    };
     let mut topics = Vec::with_capacity(request.topic_data.len());
     for data in &request.topic_data {
         let found = find(&cx, data);
@@ -64,7 +68,7 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
         for partition in &data.partition_data {
             let sent = records(partition, &mut batches);
             let index = partition.index;
-            let outcome = match (&found, check(&request)) {
+            let outcome = match (&found, check(&cx, &request)) {
                 (Ok(topic), Ok(())) => {
                     append(&cx, topic, index, sent, &transaction, deadline).await
                 }
@@ -126,7 +130,8 @@ pub(super) async fn handle(cx: Context, body: Bytes) -> Result<Answer, Refused> 
 }
 
 /// Checks the conditions that apply to all partitions of a request.
-fn check(request: &ProduceRequest) -> Result<(), ApiError> {
+fn check(cx: &Context, request: &ProduceRequest) -> Result<(), ApiError> {
+    cx.check_writable()?;
     if !matches!(request.acks, -1..=1) {
         return Err(ApiError::InvalidRequiredAcks(request.acks));
     }

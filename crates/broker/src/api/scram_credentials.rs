@@ -33,7 +33,8 @@ pub(super) async fn alter(
 ) -> AlterUserScramCredentialsResponse {
     // All changes of a user have one result: success of all, or the first error.
     let mut users: BTreeMap<StrBytes, Result<Vec<UserChange>, Refusal>> = BTreeMap::new();
-    let refused = cx.authorize(Operation::Alter, Resource::Cluster).err();
+    let refused = cx.authorize(Operation::Alter, Resource::Cluster);
+    let refused = refused.and_then(|()| cx.check_writable()).err();
     let mut seen = BTreeSet::new();
     let deletions = request.deletions.iter().map(|d| (&d.name, d.mechanism, None));
     let upsertions = request.upsertions.iter().map(|u| (&u.name, u.mechanism, Some(u)));

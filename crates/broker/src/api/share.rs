@@ -37,6 +37,12 @@ pub(super) async fn heartbeat(
     if code != 0 {
         return ShareGroupHeartbeatResponse::default().with_error_code(code);
     }
+    // What the members of a share group do is stored.
+    if let Err(error) = cx.check_writable() {
+        return ShareGroupHeartbeatResponse::default()
+            .with_error_code(error.code())
+            .with_error_message(error.message());
+    }
     let time = |name| cx.server.configs.group_time(&request.group_id, name);
     let session_timeout = time("share.session.timeout.ms");
     let interval = time("share.heartbeat.interval.ms");
@@ -136,6 +142,7 @@ impl Member {
         let group = group.map_or("", |group| group.as_str());
         let member = member.map_or("", StrBytes::as_str);
         cx.authorize(Operation::Read, Resource::Group(group))?;
+        cx.check_writable()?;
         if group.is_empty() || member.is_empty() || member.len() > MAX_MEMBER_ID_BYTES {
             return Err(ApiError::InvalidRequest(format!(
                 "a share group and a member ID of at most {MAX_MEMBER_ID_BYTES} bytes are required"

@@ -145,6 +145,7 @@ fn check(
         0 => {}
         code => return Err((code, None)),
     }
+    cx.check_writable().map_err(|error| error_fields(Some(&error)))?;
     cx.server
         .groups
         .check_alterable(group, may_be_new)

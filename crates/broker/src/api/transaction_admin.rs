@@ -204,6 +204,7 @@ async fn write_marker(
     if !cx.may(Operation::Alter, Resource::Cluster) {
         cx.authorize(Operation::ClusterAction, Resource::Cluster)?;
     }
+    cx.check_writable()?;
     check_not_internal(topic)?;
     let partition = find(cx, topic, index)?;
     let outcome = if marker.transaction_result { Outcome::Commit } else { Outcome::Abort };

@@ -47,7 +47,9 @@ fn code(error: ResponseError, version: i16) -> i16 {
 
 fn authorize(cx: &Context, transactional_id: &str) -> Result<(), ResponseError> {
     let id = Resource::TransactionalId(transactional_id);
-    cx.authorize(Operation::Write, id).map_err(|error| error.kind())
+    cx.authorize(Operation::Write, id).map_err(|error| error.kind())?;
+    // As for InitProducerId, without which there is no such producer.
+    cx.check_writable().map_err(|_| ResponseError::TransactionalIdAuthorizationFailed)
 }
 
 /// Adds all partitions, or none. Versions 0 to 3; the later ones are used between brokers.

@@ -38,7 +38,7 @@ pub(crate) enum Entity<'a> {
     Group(&'a str),
 }
 
-#[derive(Default)]
+#[derive(Default, PartialEq, Eq)]
 struct State {
     brokers: Overrides,
     this_broker: Overrides,
@@ -75,19 +75,42 @@ impl Configs {
             changing: tokio::sync::Mutex::new(()),
             changed: Notify::new(),
         };
-        let state = configs.state.get_mut();
-        for (key, value) in configs.store.meta(META_PREFIX) {
+        *configs.state.get_mut() = configs.stored()?;
+        Ok(Arc::new(configs))
+    }
+
+    /// Reads what the catalog has.
+    fn stored(&self) -> Result<State, String> {
+        let mut state = State::default();
+        for (key, value) in self.store.meta(META_PREFIX) {
             let overrides: Overrides =
                 serde_json::from_slice(&value).map_err(|e| format!("{key}: {e}"))?;
             if let Some(group) = key.strip_prefix(GROUP_PREFIX) {
                 state.groups.insert(group.to_owned(), overrides);
-            } else if key == meta_key(Entity::Brokers, config.node_id) {
+            } else if key == meta_key(Entity::Brokers, self.node_id) {
                 state.brokers = overrides;
-            } else if key == meta_key(Entity::ThisBroker, config.node_id) {
+            } else if key == meta_key(Entity::ThisBroker, self.node_id) {
                 state.this_broker = overrides;
             }
         }
-        Ok(Arc::new(configs))
+        Ok(state)
+    }
+
+    /// Takes over what the catalog has now, from a store that another server writes. Returns
+    /// whether anything has changed.
+    ///
+    /// # Errors
+    /// The key of the first invalid entry, and the reason; nothing has changed.
+    pub(crate) fn follow(&self) -> Result<bool, String> {
+        let stored = self.stored()?;
+        let mut state = self.state.write();
+        if *state == stored {
+            return Ok(false);
+        }
+        *state = stored;
+        drop(state);
+        self.changed.notify_waiters();
+        Ok(true)
     }
 
     /// Changes dynamic settings. With `validate_only`, only checks whether that would succeed.

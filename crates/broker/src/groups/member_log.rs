@@ -6,14 +6,14 @@
 //! order between groups does not matter. A caller that shows a change to a client waits for the
 //! last record of the group: all records before it are durable then, too.
 
-use alluvium_stream::{Append, NewBatch, Store, StoreError, StreamWriter};
+use alluvium_stream::{NewBatch, Store, StoreError};
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::Shared;
 use parking_lot::Mutex;
 
 use super::GroupsError;
-use crate::state_stream::{self, Refused};
+use crate::state_stream::{Refused, StateStream};
 use crate::state_table::{self, Table};
 
 /// Resolves when a record, and all before it, is durable. Any number of callers may wait.
@@ -21,27 +21,22 @@ pub(crate) type Durable = Shared<futures::future::BoxFuture<'static, Result<(), 
 
 pub(super) struct MemberLog {
     store: Store,
-    stream: StreamWriter,
+    stream: StateStream,
     /// Held from reading the stream's end to the append.
     appending: Mutex<()>,
 }
 
 impl MemberLog {
-    /// Opens the stream that the catalog names under `key`, or creates it, and rebuilds the table.
+    /// Opens the stream that the catalog names under `key`, or creates it, and rebuilds the table,
+    /// which is empty on a read-only server: its groups have their own members.
     pub(super) async fn open<T: Table>(
         store: Store,
         key: &'static str,
         kind: u8,
     ) -> Result<(Self, T), GroupsError> {
-        let stream = state_stream::open(&store, key, kind).await?;
-        let replay = stream.replay();
+        let (stream, replay) = StateStream::open(&store, key, kind, false).await?;
         let states = state_table::load::<T>(&replay)?;
-        tracing::debug!(
-            stream = %stream.id(),
-            replayed_batches = replay.batches.len(),
-            "{} are loaded",
-            T::WHAT
-        );
+        tracing::debug!(replayed_batches = replay.batches.len(), "{} are loaded", T::WHAT);
         Ok((Self { store, stream, appending: Mutex::new(()) }, states))
     }
 
@@ -50,8 +45,7 @@ impl MemberLog {
         let _appending = self.appending.lock();
         let base = self.stream.next_offset();
         let batch = NewBatch { base, count: 1, max_timestamp_ms: -1, payload };
-        let append: Append = self.stream.append(batch)?;
-        Ok(append.boxed().shared())
+        Ok(self.stream.append(batch)?.boxed().shared())
     }
 
     /// The size of the largest record that the log accepts.

@@ -8,13 +8,13 @@
 use std::borrow::Borrow;
 use std::collections::{HashSet, VecDeque};
 
-use alluvium_stream::{Append, NewBatch, Store, StoreError, StreamOffset, StreamWriter};
+use alluvium_stream::{NewBatch, Store, StoreError, StreamOffset};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::GroupsError;
 use super::offsets::{Offsets, Position, Record};
-use crate::state_stream::{self, KIND_OFFSETS};
+use crate::state_stream::{self, KIND_OFFSETS, StateStream, Written};
 use crate::state_table;
 
 /// Catalog metadata: the id of the offsets stream, in decimal.
@@ -51,7 +51,7 @@ impl From<Record> for Prepared {
 
 /// A record that was appended and may not be durable yet.
 pub(super) struct Appended {
-    append: Append,
+    append: Written,
     end: StreamOffset,
 }
 
@@ -84,19 +84,18 @@ impl Tail {
 
 pub(super) struct OffsetLog {
     store: Store,
-    stream: StreamWriter,
+    stream: StateStream,
     max_table_bytes: usize,
     tail: Mutex<Tail>,
 }
 
 impl OffsetLog {
-    /// Opens the stream, or creates it, and rebuilds the table.
+    /// Opens the stream, or creates it, and rebuilds the table. A read-only server begins with the
+    /// offsets that the writer of the store has uploaded.
     pub(super) async fn open(store: Store, max_table_bytes: usize) -> Result<Self, GroupsError> {
-        let stream = state_stream::open(&store, STREAM_KEY, KIND_OFFSETS).await?;
-        let replay = stream.replay();
+        let (stream, replay) = StateStream::open(&store, STREAM_KEY, KIND_OFFSETS, true).await?;
         let table = state_table::load::<Offsets>(&replay)?;
         tracing::debug!(
-            stream = %stream.id(),
             groups = table.groups().count(),
             bytes = table.size_bytes(),
             replayed_batches = replay.batches.len(),

@@ -246,7 +246,7 @@ pub(crate) async fn compact_all(server: &Arc<Server>, memory: &mut Memory) {
         for (index, partition) in topic.partitions.iter().enumerate() {
             let stream = &partition.stream;
             // A stream with another writer is not this server's to compact.
-            if stream.epoch() != stream.newest_epoch() {
+            if partition.writer_epoch().ok() != Some(stream.newest_epoch()) {
                 continue;
             }
             let cleaned = Cleaned::of(&server.store, stream.id());
@@ -391,7 +391,7 @@ struct Done {
 async fn compact(server: &Arc<Server>, due: Due, max_keys: usize) -> Result<Done, StoreError> {
     let Due { partition, rules, plan, mut cleaned, .. } = due;
     let (store, stream) = (server.store.clone(), partition.stream.id());
-    let epoch = partition.stream.epoch();
+    let epoch = partition.writer_epoch()?;
     let work = {
         let (store, partition, cleaned) = (store.clone(), partition.clone(), cleaned.clone());
         async move { clean(&store, &partition, plan, &cleaned, &rules, max_keys).await }

@@ -66,6 +66,16 @@ pub enum AclError {
     Store(#[from] StoreError),
 }
 
+/// Reads what the catalog has: ACLs and their keys.
+fn stored(store: &Store) -> Result<BTreeMap<Acl, Vec<String>>, AclError> {
+    let mut keys = BTreeMap::<Acl, Vec<String>>::new();
+    for (key, value) in store.meta(KEY_PREFIX) {
+        let acl = serde_json::from_slice(&value).map_err(|_| AclError::Damaged(key.clone()))?;
+        keys.entry(acl).or_default().push(key);
+    }
+    Ok(keys)
+}
+
 /// Decides which operations clients may do.
 pub(crate) struct Authorizer {
     config: AuthorizationConfig,
@@ -80,14 +90,24 @@ pub(crate) struct Authorizer {
 impl Authorizer {
     /// Loads the ACLs.
     pub(crate) fn open(store: Store, config: AuthorizationConfig) -> Result<Self, AclError> {
-        let mut keys = BTreeMap::<Acl, Vec<String>>::new();
-        for (key, value) in store.meta(KEY_PREFIX) {
-            let acl = serde_json::from_slice(&value).map_err(|_| AclError::Damaged(key.clone()))?;
-            keys.entry(acl).or_default().push(key);
-        }
+        let keys = stored(&store)?;
         let table = Table::new(keys.keys().cloned().collect());
         let (table, keys) = (RwLock::new(Arc::new(table)), tokio::sync::Mutex::new(keys));
         Ok(Self { config, store, table, version: AtomicU64::new(1), keys })
+    }
+
+    /// Takes over what the catalog has now, from a store that another server writes.
+    ///
+    /// # Errors
+    /// A stored ACL cannot be read; nothing has changed.
+    pub(crate) async fn follow(&self) -> Result<(), AclError> {
+        let mut keys = self.keys.lock().await;
+        let stored = stored(&self.store)?;
+        if *keys != stored {
+            *keys = stored;
+            self.publish(&keys);
+        }
+        Ok(())
     }
 
     pub(crate) fn allows(

@@ -67,19 +67,26 @@ pub(crate) struct Users {
 /// A change of a credential; `None` deletes it.
 pub(crate) type UserChange = ((String, Hash), Option<Credential>);
 
+/// Reads what the catalog has.
+fn stored(store: &Store) -> Result<Table, UserError> {
+    let mut table = Table::new();
+    for (key, value) in store.meta(KEY_PREFIX) {
+        let damaged = || UserError::Damaged(key.clone());
+        let (mechanism, user) = key[KEY_PREFIX.len()..].split_once('/').ok_or_else(damaged)?;
+        let hash = Hash::ALL.into_iter().find(|hash| hash.mechanism() == mechanism);
+        let credential = serde_json::from_slice(&value).map_err(|_| damaged())?;
+        table.insert((user.into(), hash.ok_or_else(damaged)?), Arc::new(credential));
+    }
+    Ok(table)
+}
+
 impl Users {
     /// Loads the users.
     pub(crate) async fn open(store: Store) -> Result<Self, UserError> {
-        let mut table = Table::new();
-        for (key, value) in store.meta(KEY_PREFIX) {
-            let damaged = || UserError::Damaged(key.clone());
-            let (mechanism, user) = key[KEY_PREFIX.len()..].split_once('/').ok_or_else(damaged)?;
-            let hash = Hash::ALL.into_iter().find(|hash| hash.mechanism() == mechanism);
-            let credential = serde_json::from_slice(&value).map_err(|_| damaged())?;
-            table.insert((user.into(), hash.ok_or_else(damaged)?), Arc::new(credential));
-        }
+        let table = stored(&store)?;
         let secret = match store.meta_value(DECOY_KEY) {
             Some(secret) => secret,
+            None if store.is_followed() => random::<32>()?.to_vec(),
             None => {
                 let secret = random::<32>()?.to_vec();
                 let change = Change::PutMeta { key: DECOY_KEY.into(), value: secret.clone() };
@@ -89,6 +96,15 @@ impl Users {
         };
         let decoy = hmac::Key::new(hmac::HMAC_SHA256, &secret);
         Ok(Self { store, table: RwLock::new(table), changing: Default::default(), decoy })
+    }
+
+    /// Takes over what the catalog has now, from a store that another server writes.
+    ///
+    /// # Errors
+    /// A stored user cannot be read; nothing has changed.
+    pub(crate) fn follow(&self) -> Result<(), UserError> {
+        *self.table.write() = stored(&self.store)?;
+        Ok(())
     }
 
     pub(crate) fn credential(&self, user: &str, hash: Hash) -> Option<Arc<Credential>> {

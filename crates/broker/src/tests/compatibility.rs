@@ -171,6 +171,11 @@ Differences from Kafka 4.4.0:
   limits each record of a compressed batch (`max.decompressed.message.bytes`, which applies here
   too), but not all of them together.
 
+## Read-only servers
+
+A [read-only server](read-only.md) announces the same APIs. Those that would store something are
+refused; its page lists their error codes.
+
 ## APIs
 
 This page is generated from the server's table of APIs, and checked against a running server:

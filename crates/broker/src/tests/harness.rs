@@ -210,6 +210,14 @@ impl TestServer {
         while partition.append_marker(1, 0, Outcome::Abort).is_ok() {}
     }
 
+    /// The object store, for another server.
+    pub(super) fn object_store(&self) -> Arc<dyn ObjectStore> {
+        match &self.backing {
+            Backing::Files(_) => local_objects(&self.objects()).unwrap(),
+            Backing::Simulated { objects, .. } => objects.inner.clone(),
+        }
+    }
+
     pub(super) fn store(&self) -> &Store {
         &self.running.as_ref().unwrap().store
     }

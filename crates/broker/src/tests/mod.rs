@@ -23,6 +23,7 @@ mod lost_changes;
 mod lost_offsets;
 mod producing;
 mod quotas;
+mod read_only;
 mod remembered;
 mod restarting;
 mod retention;

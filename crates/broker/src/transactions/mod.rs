@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use alluvium_stream::{Append, NewBatch, Store, StreamWriter};
+use alluvium_stream::{Append, NewBatch, Replay, Store, StoreError, StreamWriter};
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::TxnOffsetCommitRequest;
@@ -98,8 +98,9 @@ pub(crate) struct Transactions {
     store: Store,
     /// Whether records of the state stream are lost.
     has_lost: bool,
-    /// Locked from reading its next offset until the record is appended.
-    stream: Mutex<StreamWriter>,
+    /// Locked from reading its next offset until the record is appended. `None` on a read-only
+    /// server, which has no transactions.
+    stream: Option<Mutex<StreamWriter>>,
     slots: RwLock<Slots>,
     /// Ids without an open transaction, by the time of their last event, in milliseconds since the
     /// Unix epoch.
@@ -150,15 +151,21 @@ impl Transactions {
         groups: Groups,
         open: Gauge<i64, AtomicI64>,
     ) -> Result<Self, TransactionsError> {
-        let stream = state_stream::open(&store, STREAM_KEY, KIND_TRANSACTIONS).await?;
-        let replay = stream.replay();
+        let (stream, replay) = match store.is_followed() {
+            true => (None, Replay::default()),
+            false => {
+                let stream = state_stream::open(&store, STREAM_KEY, KIND_TRANSACTIONS).await?;
+                let replay = stream.replay();
+                (Some(Mutex::new(stream)), replay)
+            }
+        };
         let Table(table) = state_table::load(&replay)?;
         let is_doubtful = |transaction: &Transaction| transaction.doubt.is_open();
         let has_lost = !replay.gaps().is_empty() || table.values().any(is_doubtful);
         let this = Self {
             store,
             has_lost,
-            stream: Mutex::new(stream),
+            stream,
             slots: RwLock::default(),
             unused: Mutex::default(),
             deadlines: Mutex::default(),
@@ -292,7 +299,10 @@ impl Transactions {
     fn append(&self, id: &str, at_ms: i64, event: &Event) -> Result<Append, Refused> {
         let record = Record { id: id.to_owned(), at_ms, event: event.clone() };
         let payload = Bytes::from(record.encode().into_boxed_slice());
-        let stream = self.stream.lock();
+        let Some(stream) = &self.stream else {
+            return Err(Refused::Failed(StoreError::ReadOnly.to_string()));
+        };
+        let stream = stream.lock();
         let base = stream.next_offset();
         Ok(stream.append(NewBatch { base, count: 1, max_timestamp_ms: at_ms, payload })?)
     }

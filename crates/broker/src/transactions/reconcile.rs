@@ -106,7 +106,8 @@ fn decisions(server: &Server, wanted: &HashSet<i64>) -> Result<Decisions, Transa
     if wanted.is_empty() {
         return Ok(Decisions::default());
     }
-    let state = server.transactions.stream.lock().history();
+    let Some(stream) = &server.transactions.stream else { return Ok(Decisions::default()) };
+    let state = stream.lock().history();
     let mut decisions = Decisions::read(&state, wanted)?;
     if decisions.is_partial() {
         for topic in server.topics.all() {

@@ -92,6 +92,11 @@ impl Chain {
         Self { store, id, prefix, sequence, max_body_bytes: MAX_BODY_BYTES, bandwidth }
     }
 
+    /// Returns the name of the first object: a fence, which is never deleted.
+    pub(crate) fn first_name(&self) -> String {
+        self.sequence.name(1)
+    }
+
     fn snapshot_name(&self, number: u64, nonce: Uuid) -> String {
         format!("{}/{number:016x}-{}", self.snapshots_prefix(), nonce.simple())
     }
@@ -219,36 +224,6 @@ impl Chain {
     pub(super) async fn load_beyond(&self, known: u64) -> Result<Option<ChainState>, ObjectError> {
         let loaded = self.load().await?;
         Ok(loaded.filter(|state| state.head.number > known))
-    }
-
-    /// Applies the objects that were created since the state was read. Returns whether there were
-    /// any.
-    ///
-    /// # Errors
-    /// As [`Self::load`].
-    pub async fn follow(&self, state: &mut ChainState) -> Result<bool, ObjectError> {
-        let before = state.head.number;
-        let mut next = None;
-        let mut error = None;
-        if self.sequence.exists(before + 1).await? {
-            let grown = next.insert(state.clone());
-            match self.read_on(grown).await {
-                Err(other) if !other.is_loss() => return Err(other),
-                read => error = read.err(),
-            }
-        }
-        let end = next.as_ref().map_or(before, |next| next.head.number);
-        let is_end = self.snapshots().await?.iter().all(|snapshot| snapshot.number <= end);
-        if error.is_some() || !is_end {
-            // The reader was away for long: numbers after its state are those of deleted objects,
-            // which openings that began again may have used.
-            let missing = || error.unwrap_or_else(|| self.missing(end + 1));
-            next = Some(self.load_beyond(before).await?.ok_or_else(missing)?);
-        }
-        if let Some(next) = next {
-            *state = next;
-        }
-        Ok(state.head.number > before)
     }
 
     /// Applies the objects after `state`, up to the first number that is absent.
@@ -459,4 +434,4 @@ pub(super) fn numbered(prefix: &str, name: &str) -> Option<(u64, Uuid)> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -88,7 +88,7 @@ impl Store {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.shared.objects.background().run(work).await
+        self.view.objects.background().run(work).await
     }
 
     /// Passes `state` and each batch in objects from `from` to `to` to `visit`, in order and once.
@@ -118,10 +118,11 @@ impl Store {
         mut state: S,
         visit: fn(&mut S, &[Batch]) -> bool,
     ) -> Result<S, StoreError> {
-        while let Some(run) = next_run(&self.shared, &stream.state, from, to)? {
+        let shared = self.owner()?;
+        while let Some(run) = next_run(shared, &stream.state, from, to)? {
             let first = from.max(stream.start_offset());
             from = run.end();
-            let mut sources = Sources::of(&self.shared, &run).await?;
+            let mut sources = Sources::of(shared, &run).await?;
             for range in &run.ranges {
                 while let Some(mut batches) = sources.next(range, run.stream.id).await? {
                     batches.retain(|batch| batch.end() > first && batch.base < to);
@@ -161,12 +162,13 @@ impl Store {
     ) -> Result<(R, Rewritten), StoreError> {
         // Object compaction and this never work on the same ranges: each selects its ranges with
         // this lock held.
-        let _exclusive = self.shared.compaction.exclusive.lock().await;
-        let Some(run) = next_run(&self.shared, &stream.state, from, to)? else {
+        let shared = self.owner()?;
+        let _exclusive = shared.compaction.exclusive.lock().await;
+        let Some(run) = next_run(shared, &stream.state, from, to)? else {
             return Ok((rewriter, Rewritten { end: to, read_bytes: 0, written_bytes: 0 }));
         };
         let (end, read_bytes) = (run.end(), run.payload_bytes());
-        let done = step(&self.shared, run, rewriter).await.map_err(StoreError::from);
+        let done = step(shared, run, rewriter).await.map_err(StoreError::from);
         let (rewriter, written_bytes) = self.classified(done).await?;
         Ok((rewriter, Rewritten { end, read_bytes, written_bytes }))
     }
@@ -175,7 +177,7 @@ impl Store {
 impl Store {
     async fn classified<T>(&self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         match result {
-            Err(StoreError::Object(error)) => Err(self.shared.classified(error).await.into()),
+            Err(StoreError::Object(error)) => Err(self.view.classified(error).await.into()),
             result => result,
         }
     }

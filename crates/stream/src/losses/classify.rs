@@ -13,8 +13,8 @@ use crate::object_error::{ErrorKind, ObjectError};
 use crate::objects::object_size;
 use crate::range::Range;
 use crate::request_class::RequestClass;
-use crate::shared::Shared;
 use crate::types::{ObjectId, StreamOffset};
+use crate::view::View;
 
 /// Number of lost objects that are described by their streams and offsets, which takes a scan of
 /// all ranges. For further ones only the name and the error are kept.
@@ -22,7 +22,7 @@ const DESCRIBED: usize = 20;
 /// Clients repeat failed reads; a warning is logged at most this often.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
-impl Shared {
+impl View {
     /// Returns the damaged and the missing objects.
     pub(crate) fn lost_objects(&self) -> [LostObjects; 2] {
         let mut found = self.losses.found.lock();
@@ -54,12 +54,12 @@ impl Shared {
     }
 
     /// Classifies an error of reading an object in use, and reports it if the object's records are
-    /// lost. An object counts as missing only if the object store has the fence of this opening: a
+    /// lost. An object counts as missing only if the object store has a fence of the chain: a
     /// file system that is not mounted has none of the objects and comes back.
     pub(crate) async fn classified(&self, error: ObjectError) -> ObjectError {
         let error = match error {
             ObjectError::Store { name, reason, kind: ErrorKind::NotFound } => {
-                let fence = self.catalog.fence.as_str();
+                let fence = self.fence.as_str();
                 let store = self.objects.store(RequestClass::CleanUp);
                 match object_size(store, &fence.into()).await {
                     Ok(Some(_)) => ObjectError::Store { name, reason, kind: ErrorKind::NotFound },

@@ -10,15 +10,16 @@ use super::super::{
 use super::*;
 use crate::types::{StreamId, StreamOffset};
 
-const STORE: Uuid = Uuid::from_u128(1);
-const RETRY: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(1));
+pub(in crate::chain) const STORE: Uuid = Uuid::from_u128(1);
+pub(in crate::chain) const RETRY: (Duration, Duration) =
+    (Duration::from_millis(1), Duration::from_millis(1));
 
 fn chain(store: &Arc<InMemory>) -> Chain {
     Chain::new(store.clone(), STORE, RETRY)
 }
 
 /// Returns an object store with a chain of this many objects, and the states after each.
-async fn built(seed: u64, objects: u64) -> (Arc<InMemory>, Vec<ChainState>) {
+pub(in crate::chain) async fn built(seed: u64, objects: u64) -> (Arc<InMemory>, Vec<ChainState>) {
     let store = Arc::new(InMemory::new());
     let mut builder = Builder::new(seed);
     let sequence = chain(&store).sequence;
@@ -34,7 +35,7 @@ async fn built(seed: u64, objects: u64) -> (Arc<InMemory>, Vec<ChainState>) {
     (store, states)
 }
 
-async fn snapshot(store: &Arc<InMemory>, state: &ChainState) -> Path {
+pub(in crate::chain) async fn snapshot(store: &Arc<InMemory>, state: &ChainState) -> Path {
     let snapshot = Snapshot::of(state.clone());
     let name = chain(store).snapshot_name(state.head.number, snapshot.nonce);
     chain(store).write_snapshot(snapshot).await.unwrap();
@@ -55,7 +56,7 @@ async fn without_snapshots(store: &Arc<InMemory>) -> Result<Option<ChainState>, 
     chain(store).load().await
 }
 
-fn object(number: u64) -> Path {
+pub(in crate::chain) fn object(number: u64) -> Path {
     format!("catalogs/{STORE}/chain/{number:016x}").into()
 }
 
@@ -135,34 +136,6 @@ async fn a_snapshot_beyond_the_end_shows_that_objects_are_missing() {
         store.delete(&object(number)).await.unwrap();
     }
     assert!(chain(&store).load().await.unwrap_err().is_loss(), "only snapshots are left");
-}
-
-#[tokio::test]
-async fn a_reader_follows_the_chain_also_past_deleted_objects() {
-    let (store, states) = built(6, 60).await;
-    let (part, _) = built(7, 1).await;
-    for number in 1..=10 {
-        let bytes = store.get(&object(number)).await.unwrap().bytes().await.unwrap();
-        part.put(&object(number), bytes.into()).await.unwrap();
-    }
-    let chain = chain(&part);
-    let mut state = chain.load().await.unwrap().unwrap();
-    assert_eq!(state, states[9]);
-    assert!(!chain.follow(&mut state).await.unwrap());
-    for number in 11..=20 {
-        let bytes = store.get(&object(number)).await.unwrap().bytes().await.unwrap();
-        part.put(&object(number), bytes.into()).await.unwrap();
-    }
-    assert!(chain.follow(&mut state).await.unwrap());
-    assert_eq!(state, states[19]);
-    // Meanwhile the objects after it were deleted.
-    for number in 50..=60 {
-        let bytes = store.get(&object(number)).await.unwrap().bytes().await.unwrap();
-        part.put(&object(number), bytes.into()).await.unwrap();
-    }
-    snapshot(&part, &states[54]).await;
-    assert!(chain.follow(&mut state).await.unwrap());
-    assert_eq!(state, states[59]);
 }
 
 /// Puts a fence after a state.
