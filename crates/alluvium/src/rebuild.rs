@@ -14,7 +14,8 @@ use alluvium_stream::{
 };
 use alluvium_wal::{FormatOptions, HeaderInfo, OpenError, Wal};
 use clap::Args;
-use object_store::ObjectStore;
+use serde::Serialize;
+use uuid::Uuid;
 
 use self::report::Report;
 use crate::admin::Health;
@@ -83,6 +84,14 @@ pub(crate) struct RebuildArgs {
     json: bool,
 }
 
+/// The JSON of a rebuild that is not needed, with fields of the report.
+#[derive(Serialize)]
+struct NotNeeded {
+    store: Uuid,
+    clean: bool,
+    lost: [(); 0],
+}
+
 /// Rebuilds a store.
 ///
 /// # Errors
@@ -97,8 +106,18 @@ pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
         (Some(path), true) => used_log(args, path)?,
         _ => None,
     };
+    if args.from_objects {
+        match (&log, &args.wal) {
+            (Some((_, header)), _) => tracing::info!("with write-ahead log {}", header.wal_id),
+            (None, Some(path)) => tracing::info!(
+                "without the write-ahead log: {} is a new one, so what was not uploaded is lost",
+                path.display()
+            ),
+            (None, None) => tracing::info!("without the write-ahead log: give it with --wal"),
+        }
+    }
     let loaded = catalog::blocking(load(args, log.clone()))?;
-    let Some((mut rebuild, objects)) = loaded else { return Ok(()) };
+    let Some(mut rebuild) = loaded else { return Ok(()) };
     let restored = match args.from_objects {
         true => restore(&mut rebuild),
         false => Restored::default(),
@@ -121,6 +140,7 @@ pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
         Some((_, header)) => header.clone(),
         None => new_log(args, wal)?,
     };
+    let objects = crate::objects::open(&args.catalog.url()?)?;
     let bound = catalog::blocking(async {
         rebuild.bind(&objects, &header, args.node_id).await.map_err(Failure::new)
     })?;
@@ -146,18 +166,15 @@ pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
 async fn load(
     args: &RebuildArgs,
     log: Option<(SharedDevice, HeaderInfo)>,
-) -> Result<Option<(Rebuild, Arc<dyn ObjectStore>)>, Failure> {
+) -> Result<Option<Rebuild>, Failure> {
     let url = args.catalog.url()?;
-    let objects = match args.dry_run {
-        true => crate::objects::open_to_read(&url)?,
-        false => crate::objects::open(&url)?,
-    };
+    let objects = crate::objects::open_to_read(&url)?;
     let failed = |error: RebuildError| Failure::Failed(format!("object store {url}: {error}"));
     let options = Options::default();
     if !args.from_objects {
         let store = args.catalog.chosen(&*objects).await?;
         let rebuild = Rebuild::load(&objects, store, &options).await.map_err(failed)?;
-        return Ok(Some((rebuild, objects)));
+        return Ok(Some(rebuild));
     }
     let of_log = match &log {
         Some((_, header)) => Some(locate(&*objects, header.wal_id).await.map_err(Failure::new)?),
@@ -175,9 +192,12 @@ async fn load(
     let fold: Arc<dyn Fold> = Arc::new(BrokerFold);
     let rebuild = Rebuild::from_objects(&objects, store, log, &fold, &options, &progress).await;
     match rebuild {
-        Ok(rebuild) => Ok(Some((rebuild, objects))),
+        Ok(rebuild) => Ok(Some(rebuild)),
         Err(not_needed @ RebuildError::NotNeeded(_)) => {
-            output::line(format_args!("store {store}: {not_needed}"))?;
+            match args.json {
+                true => output::json(&NotNeeded { store, clean: true, lost: [] })?,
+                false => output::line(format_args!("store {store}: {not_needed}"))?,
+            }
             Ok(None)
         }
         Err(error) => Err(failed(error)),

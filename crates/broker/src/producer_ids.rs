@@ -41,9 +41,9 @@ impl ProducerIds {
         if reserved.is_empty() {
             let term = i64::from(self.store.term());
             let (mut first, last_term) = (self.number(META_KEY)?, self.number(TERM_KEY)?);
-            if term > last_term {
-                first = first.saturating_add(SKIPPED);
-            }
+            // Each term that was passed over may have reserved blocks.
+            let terms = term.saturating_sub(last_term).max(0);
+            first = first.saturating_add(SKIPPED.saturating_mul(terms));
             let end = first
                 .checked_add(BLOCK)
                 .ok_or_else(|| ApiError::Internal("all producer IDs have been assigned".into()))?;

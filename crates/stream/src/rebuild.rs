@@ -3,7 +3,7 @@
 //!
 //! - `from_objects.rs`: what the data objects show of the catalog
 //! - `checkpoints.rs`: checkpoints, from the records in them
-//! - `offsets.rs`: sets of offsets
+//! - `source.rs`, `offsets.rs`: where it reads; sets of offsets
 //!
 //! | crash after | then |
 //! |---|---|
@@ -14,6 +14,7 @@
 mod checkpoints;
 mod from_objects;
 mod offsets;
+mod source;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,7 +43,8 @@ use crate::recover::{self, LogLoss};
 use crate::tail::UNHINTED_OFFSETS;
 use crate::types::{StreamId, StreamOffset};
 
-pub use from_objects::{FromObjects, RebuildProgress, RebuildStep};
+pub use from_objects::FromObjects;
+pub use source::{RebuildProgress, RebuildStep};
 
 /// The time in which the fence must be created.
 const ATTEMPT: Duration = Duration::from_secs(60);
@@ -161,23 +163,29 @@ impl Rebuild {
         progress: RebuildProgress<'_>,
     ) -> Result<Self, RebuildError> {
         let chain = Chain::new(objects.clone(), store, options.retry());
-        let salvaged = chain.salvage().await?;
+        // Before the chain: a server that runs beside a dry run changes both.
         let header = match &log {
-            None => None,
             Some(device) => {
-                let header = recover::inspect(device.clone()).await.map_err(RebuildError::Log)?;
-                check_store(objects, &salvaged.state, header.wal_id, store).await?;
-                Some(header)
+                Some(recover::inspect(device.clone()).await.map_err(RebuildError::Log)?)
             }
+            None => None,
         };
+        let salvaged = chain.salvage().await?;
+        if let Some(header) = &header {
+            check_store(objects, &salvaged.state, header, store).await?;
+            check_age(&salvaged.state, header)?;
+        }
         let then = &salvaged.state.header;
         // Without the WAL nothing shows whether the newest objects of the chain are there.
         let is_old = then.opening == 0
             || header.as_ref().is_none_or(|now| then.version < now.mark || then.cut < now.trim);
         let (covers, next_stream) =
             (salvaged.intact.header.covers, salvaged.intact.header.next_stream);
-        let source = from_objects::Source { objects, fold, progress, retry: options.retry() };
+        let source = source::Source { objects, fold, progress, retry: options.retry() };
         let (mut state, found) = from_objects::restore(&source, salvaged, is_old).await?;
+        if let Some(header) = &header {
+            check_objects(&found, header)?;
+        }
         let is_unknown = state.header.opening == 0 && found.last_object.is_none();
         if is_unknown && header.is_none() {
             return Err(RebuildError::NoCatalog(store));
@@ -331,6 +339,11 @@ impl Rebuild {
             stream,
             offsets: uploaded_end(&state.streams[&stream])..resume,
         });
+        // While there are gaps, objects that the catalog does not have are kept.
+        let in_objects =
+            self.from_objects.iter().flat_map(|found| &found.lost).map(|(stream, offsets)| {
+                ChainChange::Gap { stream: *stream, offsets: offsets.clone() }
+            });
         let is_lossy = !self.is_clean();
         let ids_are_lost = is_lossy && log.is_none();
         Fence {
@@ -342,7 +355,7 @@ impl Rebuild {
             // Also if there is no stream: the opening raises it only for gaps.
             term: is_lossy.then(|| state.head.term.saturating_add(1)),
             next_stream: if ids_are_lost { state.reserved } else { StreamId(0) },
-            own: gaps.collect(),
+            own: in_objects.chain(gaps).collect(),
             hints: Hints::new(),
         }
     }
@@ -352,10 +365,12 @@ impl Rebuild {
 async fn check_store(
     objects: &Arc<dyn ObjectStore>,
     state: &ChainState,
-    wal: Uuid,
+    &HeaderInfo { wal_id: wal, mark, .. }: &HeaderInfo,
     store: Uuid,
 ) -> Result<(), RebuildError> {
     let bound_to = match state.header.wal {
+        // The fence that bound it is lost: the mark is the version of an object of the chain.
+        _ if mark > state.header.version => wal,
         // The catalog is lost, so the object that names the store of the WAL decides.
         unknown if unknown.is_nil() => wal,
         bound_to => bound_to,
@@ -365,6 +380,36 @@ async fn check_store(
         (true, true) => Ok(()),
         (false, true) => Err(RebuildError::OtherWal { wal, bound_to }),
         (_, false) => Err(RebuildError::OtherStore { wal, store: named }),
+    }
+}
+
+/// Checks that the chain does not know a later state of a WAL.
+fn check_age(state: &ChainState, log: &HeaderInfo) -> Result<(), RebuildError> {
+    let then = &state.header;
+    if then.wal != log.wal_id {
+        return Ok(());
+    }
+    if log.mark < then.wal_mark {
+        let (mark, seen) = (log.mark, then.wal_mark);
+        return Err(RebuildError::Log(StoreError::OldWal { mark, seen }));
+    }
+    if log.epoch < then.epoch {
+        let (epoch, seen) = (log.epoch, then.epoch);
+        return Err(RebuildError::Log(StoreError::OldWalEpoch { epoch, seen }));
+    }
+    Ok(())
+}
+
+/// Checks that the WAL has seen the opening in which the newest object was written: an opening
+/// marks the WAL with its version before it writes objects.
+fn check_objects(found: &FromObjects, log: &HeaderInfo) -> Result<(), RebuildError> {
+    let opening = found.last_object.map_or(0, |id| id.0 >> 32);
+    match opening > log.mark >> 32 {
+        true => {
+            let (mark, seen) = (log.mark, opening << 32);
+            Err(RebuildError::Log(StoreError::OldWal { mark, seen }))
+        }
+        false => Ok(()),
     }
 }
 
@@ -380,10 +425,10 @@ fn after_lost_objects(state: &mut ChainState, found: &FromObjects) {
     state.largest_count = LargestCount::UNKNOWN.0;
     let last_stream = state.streams.last_key_value().map_or(0, |(id, _)| id.0);
     let used = state.reserved.0.max(last_stream.saturating_add(1));
-    state.reserved = StreamId(used.next_multiple_of(IDS_OF_LOST_FENCES));
+    state.reserved = StreamId((used + 1).next_multiple_of(IDS_OF_LOST_FENCES));
 }
 
-/// Binds a catalog to a WAL that was in use, and of which it is not known to be a newer copy.
+/// Binds a catalog to a WAL that was in use.
 fn bind_to_used(state: &mut ChainState, log: &HeaderInfo) {
     let header = &mut state.header;
     header.wal = log.wal_id;

@@ -216,6 +216,10 @@ pub struct LogLoss {
     pub orphans: Vec<StreamId>,
     /// Streams with batches that are not in objects.
     pub active: HashSet<StreamId>,
+    /// See [`RecoveryReport::damage`].
+    pub damage: Vec<alluvium_wal::Damage>,
+    /// See [`Recovery::missing_end`].
+    pub missing_end: Option<std::ops::Range<LogOffset>>,
 }
 
 /// Reads the WAL as an opening with this catalog does, and changes nothing. Blocks.
@@ -225,12 +229,15 @@ pub(crate) fn survey(device: &SharedDevice, state: ChainState) -> Result<LogLoss
     let mut replay = Replay::new(state, LogCache::new(u64::MAX))?;
     let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
     let report = Wal::scan(device, None, &mut visit).map_err(open_error)?;
-    replay.skip_lost(&report, cut, bound.max(LargestCount(replay.largest_count)));
-    let lost_lists = replay.lost_lists();
+    // Before ends move to hints and gaps of the catalog, which may be older than what is lost.
     let has_batches = |tail: &Tail| tail.next > tail.uploaded_end;
     let active = replay.streams.iter().filter(|(_, (_, tail))| has_batches(tail));
     let active = active.map(|(id, _)| *id).collect();
-    Ok(LogLoss { gaps: replay.gaps, lost_lists, orphans: replay.orphans, active })
+    replay.skip_lost(&report, cut, bound.max(LargestCount(replay.largest_count)));
+    let lost_lists = replay.lost_lists();
+    let missing_end = (report.end < cut).then_some(report.end..cut);
+    let (gaps, orphans, damage) = (replay.gaps, replay.orphans, report.damage);
+    Ok(LogLoss { gaps, lost_lists, orphans, active, damage, missing_end })
 }
 
 /// Runs blocking work.
@@ -326,6 +333,10 @@ struct Replay {
     lists: Vec<Recorded>,
     /// The versions of lists of changes that are lost, as far as they are known.
     lost_lists: BTreeSet<u64>,
+    /// The version of the list before the first one that was read, with the end of where it must
+    /// have been. It is lost if there is damage; else it was trimmed, and a rebuild has accepted
+    /// that the chain does not have it.
+    list_before_first: Option<(u64, LogOffset)>,
     /// Streams that lists of changes in the log have deleted.
     deleted: HashSet<StreamId>,
     /// Streams whose creation is lost.
@@ -397,6 +408,7 @@ impl Replay {
             recorded: 0,
             lists: Vec::new(),
             lost_lists: BTreeSet::new(),
+            list_before_first: None,
             deleted: HashSet::new(),
             orphans: Vec::new(),
             // In the order of offsets, so the last one of a stream stays.
@@ -451,6 +463,11 @@ impl Replay {
         let evidence = std::mem::take(&mut self.evidence);
         let loss = evidence.judge(report, uploaded, self.covers, is_missing);
         self.lost_lists.extend(&loss.lists);
+        let is_damaged = |before: LogOffset| {
+            report.damaged_ranges.iter().any(|place| place.range.start < before)
+        };
+        let first = self.list_before_first.filter(|(_, before)| is_damaged(*before));
+        self.lost_lists.extend(first.map(|(version, _)| version));
         let mut gaps = std::mem::take(&mut self.gaps);
         for (id, (_, tail)) in &mut self.streams {
             let Continuation { known, next } =
@@ -533,13 +550,13 @@ impl Replay {
         let (id, batch) = match record::decode_record(&record.payload)? {
             StreamRecord::Batch(id, batch) => (id, batch),
             StreamRecord::Ends(ends) => {
-                self.expect_list(ends.catalog_version.unwrap_or(0));
+                self.expect_list(ends.catalog_version.unwrap_or(0), record.offset);
                 self.evidence.add(ends);
                 return Ok(());
             }
             StreamRecord::Catalog(list) => {
                 self.last_record = record.offset;
-                return self.visit_list(list);
+                return self.visit_list(list, record.offset);
             }
         };
         if !self.streams.contains_key(&id)
@@ -607,19 +624,23 @@ impl Replay {
         (self.lost_lists.len() as u64).max((!self.orphans.is_empty()).into())
     }
 
-    /// Notes the loss of a list of changes, if the one with this version must have been read and
-    /// was not.
-    fn expect_list(&mut self, version: u64) {
-        if version > self.covers.max(self.recorded) {
-            self.lost_lists.insert(version);
-            self.recorded = version;
+    /// Notes the loss of a list of changes, if the one with this version must have been read before
+    /// this offset and was not.
+    fn expect_list(&mut self, version: u64, before: LogOffset) {
+        if version <= self.covers.max(self.recorded) {
+            return;
         }
+        match self.recorded {
+            0 => self.list_before_first = Some((version, before)),
+            _ => drop(self.lost_lists.insert(version)),
+        }
+        self.recorded = version;
     }
 
     /// Applies a list of changes, unless the chain has it.
-    fn visit_list(&mut self, list: CatalogRecord) -> Result<(), String> {
+    fn visit_list(&mut self, list: CatalogRecord, at: LogOffset) -> Result<(), String> {
         let CatalogRecord { version, before, next_stream, count, changes } = list;
-        self.expect_list(before);
+        self.expect_list(before, at);
         self.recorded = version;
         self.next_stream_id = self.next_stream_id.max(next_stream.0);
         if version <= self.covers {

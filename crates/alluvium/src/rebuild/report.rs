@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use alluvium_broker::Restored;
-use alluvium_stream::{FromObjects, GapCause, LogLoss, LostEnd, Rebuild, StreamId};
+use alluvium_stream::{FromObjects, GapCause, LogLoss, LostEnd, ObjectError, Rebuild, StreamId};
 use serde::Serialize;
 use uuid::Uuid;
 
@@ -59,6 +59,8 @@ struct FromObjectsView {
     damaged_objects: Vec<DamageView>,
     /// Records that were uploaded, and are in no object.
     lost_records: Vec<RangeView>,
+    /// Damage of the log.
+    damaged_log: Vec<String>,
     /// Records that the log has lost.
     lost_log_records: Vec<RangeView>,
     /// Offsets that partitions skip, of which no record is known to be lost.
@@ -73,7 +75,10 @@ struct FromObjectsView {
 
 #[derive(Serialize)]
 struct DamageView {
+    /// The name of the first object.
     name: String,
+    /// The number of neighbours for which the same holds.
+    objects: u64,
     reason: String,
 }
 
@@ -189,6 +194,14 @@ impl Report {
     }
 }
 
+/// Returns the damage of a log, as texts.
+fn damage_of_log(log: &LogLoss) -> Vec<String> {
+    let missing_end = log.missing_end.iter().map(|missing| {
+        format!("it ends at {}, and was once durable up to {}", missing.start, missing.end)
+    });
+    log.damage.iter().map(ToString::to_string).chain(missing_end).collect()
+}
+
 impl FromObjectsView {
     fn of(rebuild: &Rebuild, found: &FromObjects, restored: &Restored, names: &Names) -> Self {
         let range = |stream: StreamId, from: u64, to: u64| RangeView {
@@ -197,22 +210,16 @@ impl FromObjectsView {
             from,
             to,
         };
-        let of_entries = found.lost_entries.iter().map(|lost| {
-            let more = lost.numbers.end() - lost.numbers.start();
-            let name = match more {
-                0 => lost.name.clone(),
-                _ => format!("{} and the {}", lost.name, counted(more, "next one", "next ones")),
-            };
-            DamageView { name, reason: lost.reason.clone() }
+        let of_entries = found.lost_entries.iter().map(|lost| DamageView {
+            name: lost.name.clone(),
+            objects: lost.numbers.end() - lost.numbers.start() + 1,
+            reason: lost.reason.clone(),
         });
-        let of_snapshots = found
-            .damaged_snapshots
-            .iter()
-            .map(|error| DamageView { name: error.object().into(), reason: error.reason() });
-        let damaged = found
-            .damaged
-            .iter()
-            .map(|error| DamageView { name: error.object().into(), reason: error.reason() });
+        let of_error = |error: &ObjectError| DamageView {
+            name: error.object().into(),
+            objects: 1,
+            reason: error.reason(),
+        };
         let log = rebuild.log_loss();
         let gaps = log.map_or(&[][..], |log| &log.gaps).iter();
         let lost_in_log = gaps.clone().filter(|gap| gap.cause == GapCause::Lost);
@@ -236,15 +243,16 @@ impl FromObjectsView {
             name: "not known: its creation is lost, and nothing of it is uploaded".into(),
         });
         Self {
-            catalog: of_entries.chain(of_snapshots).collect(),
+            catalog: of_entries.chain(found.damaged_snapshots.iter().map(of_error)).collect(),
             catalog_may_be_old: found.is_old,
             missing_objects: found.missing.clone(),
-            damaged_objects: damaged.collect(),
+            damaged_objects: found.damaged.iter().map(of_error).collect(),
             lost_records: found
                 .lost
                 .iter()
                 .map(|(stream, offsets)| range(*stream, offsets.start.0, offsets.end.0))
                 .collect(),
+            damaged_log: log.map(damage_of_log).unwrap_or_default(),
             lost_log_records: lost_in_log.map(of_log).collect(),
             skipped: skipped
                 .map(|(stream, offsets)| range(stream, offsets.start.0, offsets.end.0))
@@ -257,8 +265,17 @@ impl FromObjectsView {
     }
 
     fn print(&self, seconds: u64) -> Result<(), Failure> {
-        for damage in &self.catalog {
-            output::line(format_args!("catalog: {}: {}", damage.name, damage.reason))?;
+        for DamageView { name, objects, reason } in &self.catalog {
+            match objects {
+                1 => output::line(format_args!("catalog: {name}: {reason}"))?,
+                _ => output::line(format_args!(
+                    "catalog: {name} and the {} after it: {reason}",
+                    counted(objects - 1, "object", "objects")
+                ))?,
+            }
+        }
+        for place in &self.damaged_log {
+            output::line(format_args!("write-ahead log: {place}"))?;
         }
         if self.catalog.is_empty() && self.catalog_may_be_old {
             output::line(format_args!("the catalog is missing, or may lack its newest part"))?;
@@ -294,8 +311,7 @@ impl FromObjectsView {
         }
         for range in &self.skipped {
             output::line(format_args!(
-                "{} continues at offset {}: what is missing of the catalog may have shown offsets \
-                 from {} on",
+                "{} continues at offset {}: offsets from {} on may have been in use",
                 range.name, range.to, range.from
             ))?;
         }

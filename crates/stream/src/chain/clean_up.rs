@@ -61,7 +61,11 @@ impl CleanUp {
             self.chain.sequence.delete([*number]).await?;
             deleted += 1;
         }
-        for snapshot in snapshots[second + 1..].iter().filter(|it| is_old(it.written)) {
+        // That of a rebuild has the number of the object that it takes the place of, which may have
+        // an ordinary snapshot, too.
+        let number = snapshots[second].number;
+        let older = snapshots[second + 1..].iter().filter(|older| older.number < number);
+        for snapshot in older.filter(|older| is_old(older.written)) {
             self.chain.delete_snapshot(snapshot).await?;
             deleted += 1;
         }

@@ -52,7 +52,7 @@ impl Chain {
         let listed: HashSet<u64> = self.sequence.listed(1).await?.into_iter().collect();
         let newest = snapshots.first().map_or(0, |snapshot| snapshot.number);
         let last = listed.iter().copied().max().unwrap_or(0).max(newest);
-        let (base, damaged_snapshots) = self.newest_readable(&snapshots).await?;
+        let (base, damaged_snapshots) = self.newest_readable(&snapshots, &listed).await?;
         let mut state = base.unwrap_or_else(|| ChainState::none(self.id));
         let mut left =
             Left { chain: self, intact: None, lost: Vec::new(), deleted: HashSet::new() };
@@ -76,7 +76,7 @@ impl Chain {
             };
             match decoded {
                 Ok(entry) => left.apply(&mut state, entry),
-                Err(error) if error.is_loss() => left.lose(&state, number, error.reason()),
+                Err(error) if error.is_loss() => left.lose(&state, number, why(&error)),
                 Err(error) => return Err(error),
             }
         }
@@ -92,6 +92,7 @@ impl Chain {
     async fn newest_readable(
         &self,
         newest_first: &[SnapshotName],
+        listed: &HashSet<u64>,
     ) -> Result<(Option<ChainState>, Vec<ObjectError>), ObjectError> {
         let mut found: Option<ChainState> = None;
         let mut damaged = Vec::new();
@@ -116,7 +117,9 @@ impl Chain {
             };
             let is_contradicted = own.is_some_and(|own| own.link != link)
                 || next.is_some_and(|next| next.previous != link);
-            if !is_contradicted && (found.is_none() || is_snapshot) {
+            // That of a rebuild that has ended before its fence: no object follows.
+            let is_unfinished = is_snapshot && listed.iter().all(|other| *other <= number);
+            if !is_contradicted && !is_unfinished && (found.is_none() || is_snapshot) {
                 found = Some(state);
             }
         }
@@ -129,6 +132,14 @@ impl Chain {
             Err(error) if error.is_loss() => Ok(None),
             read => read,
         }
+    }
+}
+
+/// Returns what is wrong with an object, and where, unless it is all of it.
+fn why(error: &ObjectError) -> String {
+    match error {
+        ObjectError::Damaged { source, .. } if source.position == 0 => source.reason.clone(),
+        error => error.reason(),
     }
 }
 

@@ -10,7 +10,7 @@ use futures::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use super::from_objects::{RebuildStep, Source};
+use super::source::{RebuildStep, Source};
 use crate::bandwidth::Bandwidth;
 use crate::catalog::ObjectRange;
 use crate::chain::{ChainObject, ChainState, ChainStream};

@@ -4,42 +4,27 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
-use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore};
+use uuid::Uuid;
 
 use super::checkpoints::{self, Folded};
 use super::offsets::Offsets;
+use super::source::{RebuildStep, Source};
 use crate::catalog::ObjectRange;
 use crate::chain::{ChainObject, ChainState, ChainStream, LostObjects, Salvaged};
-use crate::fold::Fold;
+use crate::damage::Damage;
 use crate::naming::{object_id, object_nonce, object_prefix};
 use crate::object::DirectoryRow;
 use crate::object_error::ObjectError;
 use crate::objects::{Directory, list_objects, read_directory, read_index};
-use crate::retry::Backoff;
 use crate::types::{KIND_LOG, ObjectId, StreamId, StreamOffset};
 
 /// Directories of objects that are read at the same time.
 const READS: usize = 32;
-/// Attempts of a request whose errors are temporary.
-const ATTEMPTS: u32 = 10;
-
-/// A part of a rebuild that can take long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RebuildStep {
-    /// Reads what each object holds.
-    Directories,
-    /// Reads records, from which checkpoints are derived.
-    Records,
-}
-
-/// Reports how much of a step is done, of how much: in bytes of the objects in question.
-pub type RebuildProgress<'a> = &'a (dyn Fn(RebuildStep, u64, u64) + Sync);
 
 /// What a rebuild from objects has found.
 #[derive(Debug, Default)]
@@ -77,36 +62,6 @@ impl FromObjects {
     }
 }
 
-/// Where a rebuild reads.
-pub(super) struct Source<'a> {
-    pub(super) objects: &'a Arc<dyn ObjectStore>,
-    pub(super) fold: &'a Arc<dyn Fold>,
-    pub(super) progress: RebuildProgress<'a>,
-    /// The first and the longest delay between two attempts of a request.
-    pub(super) retry: (Duration, Duration),
-}
-
-impl Source<'_> {
-    /// Sends a request again as long as its errors are temporary, up to [`ATTEMPTS`] times: a
-    /// rebuild that has read for hours must not begin again because of one of them.
-    pub(super) async fn read<T, F: Future<Output = Result<T, ObjectError>>>(
-        &self,
-        mut request: impl FnMut() -> F,
-    ) -> Result<T, ObjectError> {
-        let mut backoff = Backoff::new(self.retry);
-        loop {
-            match request().await {
-                Err(error) if error.is_temporary() && backoff.failures() + 1 < ATTEMPTS => {
-                    let wait = backoff.failed();
-                    tracing::warn!("{error}; next attempt in {wait:?}");
-                    tokio::time::sleep(wait).await;
-                }
-                answer => return answer,
-            }
-        }
-    }
-}
-
 /// A stream's part of an object of which the catalog has no range.
 struct Row {
     kind: u8,
@@ -122,6 +77,13 @@ struct Described {
     term: u32,
     /// Its directory is damaged, so labels are missing.
     damage: Option<ObjectError>,
+}
+
+impl Described {
+    /// Returns the number of offsets of all streams.
+    fn offsets(&self) -> u64 {
+        self.rows.iter().map(|(_, row)| row.range.end.0 - row.range.start.0).sum()
+    }
 }
 
 /// What is in the object store.
@@ -163,21 +125,12 @@ pub(super) async fn restore(
         let stream = state.streams.get_mut(&id).expect("one of the ids");
         let before = intact.streams.get(&id);
         if before.is_none() && stream.label.is_empty() && stream.kind == KIND_LOG {
-            if rows.is_empty() && stream.ranges.is_empty() {
-                // It was trimmed or had a hint, and nothing of it is left.
+            if is_nothing(stream) && rows.is_empty() {
                 state.streams.remove(&id);
+                state.hints.remove(&id);
                 continue;
             }
-            if let Some(row) = rows.iter().rev().find(|row| row.label.is_some()) {
-                stream.kind = row.kind;
-                stream.label = row.label.clone().unwrap_or_default();
-            }
-            if intact.header.opening == 0 && stream.start == StreamOffset(0) {
-                // Nothing shows what was trimmed.
-                let known = rows.iter().map(|row| row.range.start);
-                let known = known.chain(stream.ranges.iter().map(|range| range.start));
-                stream.start = known.min().unwrap_or_default();
-            }
+            describe_stream(stream, &rows, intact.header.opening == 0);
             found.restored.push(id);
         }
         let expected = expected(stream, before, &gaps);
@@ -185,7 +138,7 @@ pub(super) async fn restore(
         choose(stream, rows, &gaps);
         for ObjectRange { object, .. } in &stream.ranges {
             if let Some(candidate) = candidates.get(object) {
-                state.objects.insert(*object, candidate.clone());
+                state.objects.entry(*object).or_insert_with(|| candidate.clone());
             }
         }
         let end = stream.ranges.last().map_or(stream.uploaded_end, |range| range.end);
@@ -201,6 +154,25 @@ pub(super) async fn restore(
     found.lost.extend(lost);
     found.damaged.extend(damaged);
     Ok((state, found))
+}
+
+/// Whether nothing is known of a stream whose creation is lost.
+fn is_nothing(stream: &ChainStream) -> bool {
+    stream.ranges.is_empty() && (stream.start, stream.uploaded_end) == Default::default()
+}
+
+/// Adds what objects show of a stream whose creation is lost. Without a chain nothing shows what
+/// was trimmed (`start_is_lost`).
+fn describe_stream(stream: &mut ChainStream, rows: &[Row], start_is_lost: bool) {
+    if let Some(row) = rows.iter().rev().find(|row| row.label.is_some()) {
+        stream.kind = row.kind;
+        stream.label = row.label.clone().unwrap_or_default();
+    }
+    if start_is_lost && stream.start == StreamOffset(0) {
+        let known = rows.iter().map(|row| row.range.start);
+        let known = known.chain(stream.ranges.iter().map(|range| range.start));
+        stream.start = known.min().unwrap_or_default();
+    }
 }
 
 /// Compares the catalog with the objects that exist: removes those that are missing from it, and
@@ -248,28 +220,38 @@ async fn list(
     if found.is_complete() && found.missing.is_empty() {
         return Ok(listed);
     }
-    unknown.sort_by_key(|(id, _)| *id);
+    // Of the objects with one number, attempts of one upload, one is used: that with most, the
+    // newest of several.
+    unknown.sort_by_key(|(id, meta)| (*id, meta.last_modified));
     let total = unknown.iter().map(|(_, meta)| meta.size).sum();
     let mut done = 0;
-    let read = unknown
-        .into_iter()
-        .map(|(id, meta)| async move { (meta.size, describe(&**source.objects, id, &meta).await) });
+    let read = unknown.into_iter().map(|(id, meta)| async move {
+        let described = source.read(|| describe(&**source.objects, store, id, &meta)).await;
+        (meta.size, described)
+    });
     let mut read = futures::stream::iter(read).buffered(READS);
-    while let Some((size_bytes, directory)) = read.next().await {
+    let mut described: BTreeMap<ObjectId, Described> = BTreeMap::new();
+    while let Some((size_bytes, object)) = read.next().await {
         done += size_bytes;
         (source.progress)(RebuildStep::Directories, done, total);
-        match directory {
-            Ok(Described { object, rows, term, damage }) => {
-                for (stream, row) in rows {
-                    listed.rows.entry(stream).or_default().push(row);
+        match object {
+            Ok(mut object) => {
+                found.damaged.extend(object.damage.take());
+                let other = described.get(&object.object.id);
+                if other.is_none_or(|other| other.offsets() <= object.offsets()) {
+                    described.insert(object.object.id, object);
                 }
-                listed.candidates.insert(object.id, object);
-                found.last_term = found.last_term.max(term);
-                found.damaged.extend(damage);
             }
             Err(error) if error.is_loss() => found.damaged.push(error),
             Err(error) => return Err(error),
         }
+    }
+    for (id, Described { object, rows, term, .. }) in described {
+        for (stream, row) in rows {
+            listed.rows.entry(stream).or_default().push(row);
+        }
+        found.last_term = found.last_term.max(term);
+        listed.candidates.insert(id, object);
     }
     Ok(listed)
 }
@@ -324,6 +306,7 @@ fn choose(stream: &mut ChainStream, rows: Vec<Row>, gaps: &Offsets) {
 /// Reads what an object holds: its directory, or if that is damaged its index.
 async fn describe(
     objects: &dyn ObjectStore,
+    store: Uuid,
     id: ObjectId,
     meta: &ObjectMeta,
 ) -> Result<Described, ObjectError> {
@@ -339,6 +322,10 @@ async fn describe(
     };
     let payload_bytes = directory.payload_bytes();
     let Directory { format, size_bytes, nonce, origin, rows, .. } = directory;
+    if let Some(origin) = origin.as_ref().filter(|origin| origin.store != store) {
+        let reason = format!("it belongs to store {}", origin.store);
+        return Err(ObjectError::damaged(name, Damage::of_all(reason)));
+    }
     let object = ChainObject {
         id,
         nonce,
