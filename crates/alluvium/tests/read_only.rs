@@ -111,9 +111,8 @@ fn consumers_read_beside_the_server_that_writes_and_after_its_end() {
         }
         let began = Instant::now();
         for how in [&[][..], &["-X", "enable.idempotence=true"], &["-X", "transactional.id=a"]] {
-            let refused = kcat(&[&["-P"], how].concat());
-            assert!(!refused.status.success(), "{how:?}");
-            let said = stderr(&refused);
+            // Its exit code is 0 at times, although it reports the error.
+            let said = stderr(&kcat(&[&["-P"], how].concat()));
             let expected = ["Policy violation", "Cluster authorization", "Transactional Id auth"];
             assert!(expected.iter().any(|text| said.contains(text)), "{said}");
         }

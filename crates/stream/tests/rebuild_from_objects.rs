@@ -453,7 +453,6 @@ async fn a_stale_hint_does_not_hide_the_lost_end() {
     for has_hint in [false, true] {
         let (world, store, id) = trimmed_before_upload(has_hint).await;
         let rebuild = from_objects(&world, store, true).await.unwrap();
-        eprintln!("hint {has_hint}: skipped {:?}", rebuild.skipped());
         rebuild.bind(&objects(&world), &world.header(), 1).await.unwrap();
         let server = start(&world, "").await;
         let next = server.store.stream(id).unwrap().next_offset();
@@ -469,8 +468,6 @@ async fn a_rebuild_that_is_repeated_after_its_snapshot_skips_the_same_offsets() 
     let chain = Chain::new(objects(&world), store, world.options.retry());
     chain.write_snapshot(Snapshot::of_new_base(first.state().clone())).await.unwrap();
     let second = from_objects(&world, store, true).await.unwrap();
-    eprintln!("first {:?} {:?}", first.skipped(), first.found().unwrap().lost_entries);
-    eprintln!("second {:?} {:?}", second.skipped(), second.found().unwrap().lost_entries);
     second.bind(&objects(&world), &world.header(), 1).await.unwrap();
     let server = start(&world, "").await;
     let next = server.store.stream(id).unwrap().next_offset();
@@ -496,13 +493,11 @@ async fn an_old_copy_of_the_log_is_refused() {
     world.disk = old;
     assert!(world.try_start(Arc::new(Sum)).await.is_err());
     let entries = listed(&world, "/chain/").await;
-    eprintln!("{entries:?}");
     world.objects.delete(&entries[2]).await.unwrap();
     match from_objects(&world, store, true).await {
         Err(error) => eprintln!("refused: {error}"),
         Ok(rebuild) => {
             let found = rebuild.found().unwrap();
-            eprintln!("lost {:?} log {:?}", found.lost, rebuild.log_loss());
             rebuild.bind(&objects(&world), &world.header(), 1).await.unwrap();
             let server = start(&world, "").await;
             let next = server.store.stream(id).unwrap().next_offset();
@@ -550,15 +545,12 @@ async fn a_stream_whose_end_is_known_is_kept() {
     put(&server, other, 0, 1).await;
     server.store.flush().await.unwrap();
     server.crash(&mut world);
-    eprintln!("{entries:?} {:?}", names(&world).await);
     world.objects.delete(entries.last().unwrap()).await.unwrap();
     let rebuild = from_objects(&world, store, true).await.unwrap();
-    eprintln!("{:?}", rebuild.state().streams);
     assert!(rebuild.state().streams.contains_key(&id), "the end of {id} is forgotten");
 }
 
-/// As [`a_rebuild_that_is_repeated_after_its_snapshot_skips_the_same_offsets`], with an intact delta
-/// after the lost one.
+/// Here an intact delta follows the lost one.
 #[tokio::test]
 async fn a_rebuild_that_is_repeated_after_its_snapshot_states_the_same() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -579,8 +571,6 @@ async fn a_rebuild_that_is_repeated_after_its_snapshot_states_the_same() {
     let chain = Chain::new(objects(&world), store, world.options.retry());
     chain.write_snapshot(Snapshot::of_new_base(first.state().clone())).await.unwrap();
     let second = from_objects(&world, store, true).await.unwrap();
-    eprintln!("first {:?} {:?}", first.skipped(), first.found().unwrap().lost_entries);
-    eprintln!("second {:?} {:?}", second.skipped(), second.found().unwrap().lost_entries);
     second.bind(&objects(&world), &world.header(), 1).await.unwrap();
     let server = start(&world, "").await;
     let next = server.store.stream(id).unwrap().next_offset();
@@ -606,14 +596,12 @@ async fn offsets_are_not_handed_out_again_with_an_old_copy_of_the_log() {
     server.crash(&mut world);
     world.disk = old;
     let error = world.try_start(Arc::new(Sum)).await.err().unwrap();
-    eprintln!("{error}");
     let entries = listed(&world, "/chain/").await;
     world.objects.delete(&entries[1]).await.unwrap();
     let rebuild = match from_objects(&world, store, true).await {
         Err(error) => return eprintln!("refused: {error}"),
         Ok(rebuild) => rebuild,
     };
-    eprintln!("lost {:?} log {:?}", rebuild.found().unwrap().lost, rebuild.log_loss());
     rebuild.bind(&objects(&world), &world.header(), 1).await.unwrap();
     let server = start(&world, "").await;
     let next = server.store.stream(id).unwrap().next_offset();
@@ -673,11 +661,9 @@ async fn stream_ids_are_not_handed_out_again_after_a_second_loss() {
         let wal = lose_disk(&mut world);
         let before = listed(&world, "/chain/").await.len();
         let rebuild = from_objects(&world, store, false).await.unwrap();
-        eprintln!("reserved {:x}", rebuild.state().reserved.0);
         rebuild.bind(&objects(&world), &wal, 1).await.unwrap();
         let server = start(&world, "").await;
         let new = create(&server).await;
-        eprintln!("given {:x}", new.0);
         assert!(!given.contains(&new), "round {round}: {new} is handed out again");
         given.push(new);
         server.crash(&mut world);

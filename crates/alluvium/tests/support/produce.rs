@@ -88,12 +88,8 @@ pub fn consume(broker: &str, topic: &str) -> Vec<String> {
             return values;
         }
         let mut batches = partition.records.clone().expect("there are records");
-        if batches.is_empty() {
-            // They are being read from an object.
-            continue;
-        }
-        // Also of batches without records.
-        next = end_of(&batches);
+        // Also of batches without records. There is none while an object is being read.
+        next = next.max(end_of(&batches));
         let sets = RecordBatchDecoder::decode_all(&mut batches).expect("the records are valid");
         for record in sets.into_iter().flat_map(|set| set.records) {
             let value = record.value.expect("each record has a value");
