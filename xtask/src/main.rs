@@ -105,6 +105,9 @@ enum Task {
     /// Damage the files of stopped or running servers; each must serve only correct bytes and
     /// report the loss, or refuse to start with advice: a campaign.
     Damage(DamageOptions),
+    /// Lose the data directory, the WAL, or a part of the object store, in a directory or an S3
+    /// server; what `alluvium rebuild` states as lost must be exactly what is lost: a campaign.
+    Loss(LossOptions),
     /// Cut the power of a virtual machine's disks under the WAL and under three volume servers,
     /// repeatedly, and check what survives: a campaign.
     Crash(CrashOptions),
@@ -189,6 +192,8 @@ enum Suite {
     Compacted,
     /// Damage to the files of servers, 60 cases.
     Damage,
+    /// Loss of the WAL or of parts of the object store, 25 drills.
+    Loss,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,
     /// Seven minutes of mixed load, during which resident memory stays within the configured bound.
@@ -323,6 +328,19 @@ struct DamageOptions {
 }
 
 #[derive(Args)]
+struct LossOptions {
+    /// Number of drills. 312 cover each loss in each state of a server once.
+    #[arg(long, default_value_t = 500)]
+    drills: u64,
+    /// Seed of the first drill; each further one has the next seed. `--drills 1` repeats one.
+    /// Default: from the clock; it is printed.
+    #[arg(long)]
+    seed: Option<u64>,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+#[derive(Args)]
 struct CrashOptions {
     /// Number of rounds; each ends with a power cut and a check. Of volumes a tenth.
     #[arg(long, default_value_t = 20)]
@@ -416,6 +434,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::ExactlyOnce(options) => suites::exactly_once_campaign(&root, &options),
         Task::Compacted(options) => suites::compacted_campaign(&root, &options),
         Task::Damage(options) => suites::damage_campaign(&root, &options),
+        Task::Loss(options) => suites::loss_campaign(&root, &options),
         Task::Crash(options) => crash::campaign(&root, &options),
         Task::Fence(options) => fence::campaign(&root, &options),
         Task::S3(options) => suites::s3_campaign(&root, &options),

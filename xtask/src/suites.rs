@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::ValueEnum;
 
 use crate::bench::memory_suite;
+use crate::damage::loss;
 use crate::exec::{cargo, converse, describe, follow, output};
 use crate::kill::{Stopped, Target, Tools};
 use crate::lanes::{self, Task};
@@ -17,9 +18,9 @@ use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
 use crate::{
     CompactedOptions, DamageOptions, EndlessOptions, Error, ExactlyOnceOptions, HostileOptions,
-    KillOptions, ModelOptions, S3Options, SimOptions, Suite, TestOptions, VolumeOptions,
-    VolumeSimOptions, compacted, compat, damage, endless, exactly_once, gate, hostile, kcat, kill,
-    loom, redis, s3, setup, volume,
+    KillOptions, LossOptions, ModelOptions, S3Options, SimOptions, Suite, TestOptions,
+    VolumeOptions, VolumeSimOptions, compacted, compat, damage, endless, exactly_once, gate,
+    hostile, kcat, kill, loom, redis, s3, setup, volume,
 };
 
 /// Far above the duration of any suite: it keeps a suite that hangs from blocking the rest.
@@ -75,6 +76,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::Hostile, "hostile", &|| bench.hostile(2_000));
     suite(Suite::Compacted, "compacted", &|| bench.compacted(6, options.seed));
     suite(Suite::Damage, "damage", &|| bench.damage(60, options.seed));
+    suite(Suite::Loss, "loss", &|| bench.loss(25, options.seed));
     suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
     suite(Suite::Memory, "memory", &|| bench.memory());
     if wanted(Suite::Compat) {
@@ -228,6 +230,18 @@ pub(crate) fn damage_campaign(root: &Path, options: &DamageOptions) -> Result<Re
     Ok(report)
 }
 
+/// `cargo xtask loss`.
+pub(crate) fn loss_campaign(root: &Path, options: &LossOptions) -> Result<Report, Error> {
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+    let mut report = Report::default();
+    report.suite("loss", || {
+        let seed = options.seed.unwrap_or(clock);
+        skip_if_missing("loss", bench.loss(options.drills, seed))
+    });
+    Ok(report)
+}
+
 /// `cargo xtask volume`.
 pub(crate) fn volume_campaign(root: &Path, options: &VolumeOptions) -> Result<Report, Error> {
     let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
@@ -360,6 +374,13 @@ impl Bench<'_> {
     fn damage(&self, cases: u64, seed: u64) -> Result<Vec<Case>, Missing> {
         let campaign = damage::Campaign { seed, cases, case: None };
         Ok(damage::run(&campaign, &self.binary, &self.directory("damage"))?)
+    }
+
+    fn loss(&self, drills: u64, seed: u64) -> Result<Vec<Case>, Missing> {
+        let gateway = setup::s3_server(self.root, Peer::Versitygw)?;
+        let directory = self.directory("loss");
+        let (binary, gateway, directory) = (&self.binary, &gateway, &directory);
+        Ok(loss::run(&loss::Campaign { binary, gateway, directory, seed, drills })?)
     }
 
     fn kcat(&self) -> Result<Vec<Case>, Missing> {

@@ -287,7 +287,11 @@ fn observe(process: &Process, model: &Model) -> Result<Observation, Error> {
     Reader::connect(process.address, model, &|_, _| false)?.observe(&mut |_| 0)
 }
 
-fn wait_until(process: &Process, metric: &str, is_done: &dyn Fn(f64) -> bool) -> Result<(), Error> {
+pub(super) fn wait_until(
+    process: &Process,
+    metric: &str,
+    is_done: &dyn Fn(f64) -> bool,
+) -> Result<(), Error> {
     let begun = Instant::now();
     loop {
         let value = process.metric(metric)?.ok_or_else(|| format!("no metric {metric}"))?;
@@ -301,7 +305,7 @@ fn wait_until(process: &Process, metric: &str, is_done: &dyn Fn(f64) -> bool) ->
     }
 }
 
-fn prepare(worker: &mut Worker<'_>, load: Load) -> Result<(), Error> {
+pub(super) fn prepare(worker: &mut Worker<'_>, load: Load) -> Result<(), Error> {
     let topic = load.topic();
     match load {
         Load::Compacted => {

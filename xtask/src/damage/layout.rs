@@ -179,7 +179,7 @@ pub(super) fn objects(files: &Files) -> Vec<Object> {
     names.filter_map(|name| object(name, files.get(name)?)).collect()
 }
 
-fn object(name: &str, content: &Content) -> Option<Object> {
+pub(super) fn object(name: &str, content: &Content) -> Option<Object> {
     let footer_at = content.len.checked_sub(FOOTER).filter(|at| *at >= OBJECT_HEADER)?;
     let footer = content.range(footer_at, FOOTER);
     // The server writes format version 2 only.

@@ -14,6 +14,7 @@ mod files;
 mod image;
 mod layout;
 mod log_lines;
+pub(crate) mod loss;
 mod model;
 mod observe;
 mod process;

@@ -4,14 +4,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Error;
-use crate::exec::wait;
+use crate::exec::{describe, wait};
 use crate::server::{Ending, clean, free_address};
 
 /// The longest wait for a start, which takes a fraction of a second.
@@ -19,6 +19,15 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 /// Interval at which the log is checked while the server starts.
 const PAUSE: Duration = Duration::from_millis(3);
+
+/// The smallest log and caches, and transactions that stay open.
+pub(super) const SMALL: [&str; 5] = [
+    "--wal-capacity=64MiB",
+    "--log-cache=16MiB",
+    "--block-cache=16MiB",
+    "--cold-read-memory=8MiB",
+    "--transaction-max-timeout=24h",
+];
 
 /// The program of a server and the directory of its files.
 #[derive(Clone)]
@@ -67,25 +76,14 @@ impl Installation {
 
     /// Returns everything that the servers in this directory have logged.
     pub(super) fn log(&self) -> Result<String, Error> {
-        match fs::read(self.log_path()) {
-            Ok(log) => Ok(String::from_utf8_lossy(&log).into_owned()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-            Err(error) => Err(error.into()),
-        }
+        read_log(&self.log_path())
     }
 
     /// Starts a server and waits until it accepts connections.
     pub(super) fn start(&self, settings: Settings) -> Result<Start, Error> {
-        let (address, admin) = (free_address()?, free_address()?);
-        let before = self.log()?.len();
-        let log = OpenOptions::new().create(true).append(true).open(self.log_path())?;
         let mut command = clean(&self.binary);
-        command.arg("serve").arg("--listen").arg(address.to_string());
-        command.arg("--admin-listen").arg(admin.to_string());
-        command.arg("--data-dir").arg(self.data());
-        command.args(["--wal-capacity=64MiB", "--log-cache=16MiB", "--block-cache=16MiB"]);
-        command.args(["--cold-read-memory=8MiB", "--upload-size=4MiB"]);
-        command.arg("--transaction-max-timeout=24h");
+        command.arg("serve").arg("--data-dir").arg(self.data());
+        command.args(SMALL).arg("--upload-size=4MiB");
         command.args(match settings.uploads {
             true => [
                 "--upload-interval=100ms",
@@ -100,24 +98,7 @@ impl Installation {
             command.arg("--disk-cache").arg(self.disk_cache());
             command.args(["--disk-cache-size=128MiB", "--disk-cache-memory=16MiB"]);
         }
-        let stdout: File = log.try_clone()?;
-        command.stdin(Stdio::null()).stdout(stdout).stderr(log);
-        let child =
-            command.spawn().map_err(|error| format!("{}: {error}", self.binary.display()))?;
-        let mut process = Process { child, address, admin };
-        let begun = Instant::now();
-        // A connection would not show it: the server first opens its ports only to check that they
-        // are free.
-        while !self.log()?[before..].contains("alluvium is ready") {
-            if let Some(status) = process.child.try_wait()? {
-                return Ok(Start::Ended(status));
-            }
-            if begun.elapsed() > START_LIMIT {
-                return Ok(Start::Hangs);
-            }
-            thread::sleep(PAUSE);
-        }
-        Ok(Start::Ready(process))
+        launch(command, [free_address()?, free_address()?], &self.log_path())
     }
 
     /// Creates an empty directory in place of an existing one.
@@ -129,7 +110,51 @@ impl Installation {
     }
 }
 
+/// Returns everything that servers have logged to a file, which may not exist.
+pub(super) fn read_log(path: &Path) -> Result<String, Error> {
+    match fs::read(path) {
+        Ok(log) => Ok(String::from_utf8_lossy(&log).into_owned()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Starts a server on these ports for clients and metrics, and waits until it accepts connections.
+/// Its output is appended to the file at `log_path`.
+pub(super) fn launch(
+    mut command: Command,
+    [address, admin]: [SocketAddr; 2],
+    log_path: &Path,
+) -> Result<Start, Error> {
+    let before = read_log(log_path)?.len();
+    let log = OpenOptions::new().create(true).append(true).open(log_path)?;
+    command.arg("--listen").arg(address.to_string());
+    command.arg("--admin-listen").arg(admin.to_string());
+    let stdout: File = log.try_clone()?;
+    command.stdin(Stdio::null()).stdout(stdout).stderr(log);
+    let child = command.spawn().map_err(|error| format!("{}: {error}", describe(&command)))?;
+    let mut process = Process { child, address, admin };
+    let begun = Instant::now();
+    // A connection would not show it: the server first opens its ports only to check that they are
+    // free.
+    while !read_log(log_path)?[before..].contains("alluvium is ready") {
+        if let Some(status) = process.child.try_wait()? {
+            return Ok(Start::Ended(status));
+        }
+        if begun.elapsed() > START_LIMIT {
+            return Ok(Start::Hangs);
+        }
+        thread::sleep(PAUSE);
+    }
+    Ok(Start::Ready(process))
+}
+
 impl Process {
+    /// The ID of the process.
+    pub(super) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Returns the status if the process has ended by itself.
     pub(super) fn ended(&mut self) -> Result<Option<ExitStatus>, Error> {
         Ok(self.child.try_wait()?)

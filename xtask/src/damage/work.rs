@@ -114,7 +114,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    fn request_topic(
+    pub(super) fn request_topic(
         &mut self,
         name: &str,
         partitions: i32,

@@ -408,6 +408,15 @@ impl Gateway {
         Objects { arguments, environment }
     }
 
+    /// Settings of servers and tools that use this prefix of its bucket, and the directory with the
+    /// objects below the prefix. An S3 server that stores objects as files is needed.
+    pub(crate) fn prefix(&self, prefix: &str) -> (String, Objects, PathBuf) {
+        let url = format!("s3://{BUCKET}/{prefix}");
+        let arguments = vec![format!("--s3-endpoint={}", self.endpoint(self.address))];
+        let environment = CREDENTIALS.map(|(name, value)| (name, value.to_owned())).to_vec();
+        (url, Objects { arguments, environment }, self.bucket().join(prefix))
+    }
+
     fn endpoint(&self, address: SocketAddr) -> String {
         match self.authority {
             Some(_) => format!("https://{address}"),

@@ -1,0 +1,194 @@
+//! The journal of a drill: what the server has acknowledged, and since when it is uploaded.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kafka_protocol::messages::create_acls_request::AclCreation;
+use kafka_protocol::messages::incremental_alter_configs_request::{
+    AlterConfigsResource, AlterableConfig,
+};
+use kafka_protocol::messages::{CreateAclsRequest, IncrementalAlterConfigsRequest};
+use kafka_protocol::protocol::StrBytes;
+
+use super::super::model::{Model, Outcome, Partition};
+use super::super::work::Worker;
+use super::site::Site;
+use crate::Error;
+use crate::rng::Rng;
+
+/// The setting of topics that drills change. Its values have no effect on a drill.
+pub(super) const SETTING: &str = "flush.messages";
+/// The topic whose setting is changed.
+const SET_TOPIC: &str = "events";
+/// Objects of the chain after which a change is in the chain: one may have been frozen before the
+/// change, and an opening adds up to two fences.
+const UNTIL_PUBLISHED: u64 = 4;
+
+/// Topics, settings, users and ACLs with their values.
+pub(super) type State = BTreeMap<String, String>;
+
+pub(super) fn acl_name(topic: &str) -> String {
+    format!("ACL {topic}")
+}
+
+/// A change of the state that was acknowledged.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub(super) of: String,
+    /// `None` if it was deleted.
+    pub(super) value: Option<String>,
+    /// The newest object of the chain before it was requested.
+    head: u64,
+}
+
+impl Change {
+    /// Whether the chain has it if it ends at `head` and lacks the objects with these numbers.
+    pub(super) fn is_kept(&self, head: u64, lacks: &dyn Fn(u64) -> bool) -> bool {
+        let last = self.head + UNTIL_PUBLISHED;
+        head >= last && !(self.head + 1..=last).any(lacks)
+    }
+}
+
+/// What is certainly uploaded.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Uploaded {
+    /// The newest object of the chain at that time.
+    pub(super) head: u64,
+    /// The ends of partitions.
+    pub(super) ends: BTreeMap<Partition, i64>,
+    /// The number of effective commits by group and partition.
+    pub(super) commits: BTreeMap<(String, Partition), usize>,
+    /// Transactions that have ended.
+    pub(super) transactions: BTreeSet<usize>,
+}
+
+/// What was acknowledged.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Journal {
+    pub(super) model: Model,
+    pub(super) changes: Vec<Change>,
+    /// What was certainly uploaded at different times.
+    pub(super) uploads: Vec<Uploaded>,
+    /// A transaction whose end was requested without an answer.
+    pub(super) unknown_end: Option<usize>,
+    /// The session of that request, and an idempotent producer whose last batch had no answer.
+    pub(super) unknown_session: Option<usize>,
+    pub(super) unknown_sequence: Option<(usize, Partition)>,
+    /// Whether a request had no answer.
+    pub(super) is_cut_off: bool,
+    /// The ends of partitions when the loss occurred.
+    old_ends: BTreeMap<Partition, i64>,
+    made: u64,
+}
+
+impl Journal {
+    /// Notes that everything so far is uploaded; `head` is the newest object of the chain.
+    pub(super) fn note_upload(&mut self, head: u64) {
+        let model = &self.model;
+        let mut uploaded = Uploaded { head, ..Uploaded::default() };
+        for partition in model.partitions() {
+            let next = model.log(&partition).next;
+            uploaded.ends.insert(partition, next);
+        }
+        for (group, partitions) in &model.groups {
+            for (partition, commits) in partitions {
+                let done = model.effective(commits).count();
+                uploaded.commits.insert((group.clone(), partition.clone()), done);
+            }
+        }
+        let all = 0..model.transactions.len();
+        uploaded.transactions = all.filter(|txn| model.outcome(*txn) != Outcome::Open).collect();
+        self.uploads.push(uploaded);
+    }
+
+    /// Notes that the server has ended and something of it gets lost.
+    pub(super) fn note_loss(&mut self) {
+        let ends = self.model.partitions().into_iter().map(|partition| {
+            let next = self.model.log(&partition).next;
+            (partition, next)
+        });
+        self.old_ends = ends.collect();
+    }
+
+    /// Whether an offset was handed out after the loss.
+    pub(super) fn is_new(&self, partition: &Partition, offset: i64) -> bool {
+        self.old_ends.get(partition).is_some_and(|end| offset >= *end)
+    }
+
+    fn worker<'a>(&'a mut self, address: std::net::SocketAddr) -> Result<Worker<'a>, Error> {
+        Worker::new(address, &mut self.model)
+    }
+
+    /// Changes a topic without records, a setting, a user or an ACL.
+    pub(super) fn change(
+        &mut self,
+        site: &Site,
+        address: std::net::SocketAddr,
+        rng: &mut Rng,
+    ) -> Result<(), Error> {
+        self.made += 1;
+        let (head, number) = (site.bucket.head(), self.made);
+        let mut worker = self.worker(address)?;
+        let (of, value) = match rng.below(4) {
+            0 => {
+                let name = format!("made-{number}");
+                worker.request_topic(&name, 1, &[])?;
+                (format!("topic {name}"), Some("there".into()))
+            }
+            1 => {
+                let value = (1_000_000 + number).to_string();
+                set(&mut worker, SET_TOPIC, &value)?;
+                (format!("setting {SET_TOPIC}"), Some(value))
+            }
+            2 => {
+                let name = format!("user-{number}");
+                site.add_user(&name)?;
+                (format!("user {name}"), Some("there".into()))
+            }
+            _ => {
+                let name = format!("acl-{number}");
+                allow(&mut worker, &name)?;
+                (acl_name(&name), Some("there".into()))
+            }
+        };
+        self.changes.push(Change { of, value, head });
+        Ok(())
+    }
+}
+
+fn set(worker: &mut Worker<'_>, topic: &str, value: &str) -> Result<(), Error> {
+    let config = AlterableConfig::default()
+        .with_name(StrBytes::from_static_str(SETTING))
+        .with_config_operation(0)
+        .with_value(Some(StrBytes::from_string(value.to_owned())));
+    let resource = AlterConfigsResource::default()
+        .with_resource_type(2)
+        .with_resource_name(StrBytes::from_string(topic.to_owned()))
+        .with_configs(vec![config]);
+    let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
+    for result in worker.client.call(0, &request)?.responses {
+        if result.error_code != 0 {
+            return Err(format!("IncrementalAlterConfigs: {}", result.error_code).into());
+        }
+    }
+    Ok(())
+}
+
+/// Allows a user to read a topic.
+fn allow(worker: &mut Worker<'_>, topic: &str) -> Result<(), Error> {
+    let text = |text: &str| StrBytes::from_string(text.to_owned());
+    let acl = AclCreation::default()
+        .with_resource_type(2)
+        .with_resource_name(text(topic))
+        .with_resource_pattern_type(3)
+        .with_principal(text("User:reader"))
+        .with_host(text("*"))
+        .with_operation(3)
+        .with_permission_type(3);
+    let request = CreateAclsRequest::default().with_creations(vec![acl]);
+    for result in worker.client.call(2, &request)?.results {
+        if result.error_code != 0 {
+            return Err(format!("CreateAcls: error code {}", result.error_code).into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,320 @@
+//! Reads all partitions back, many with one request, with either isolation level.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka_protocol::messages::fetch_response::PartitionData;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::{
+    BrokerId, DescribeAclsRequest, DescribeConfigsRequest, FetchRequest, GroupId,
+    ListOffsetsRequest, MetadataRequest, OffsetFetchRequest,
+};
+use kafka_protocol::protocol::StrBytes;
+
+use super::super::client::{BatchKind, Client, decode_batches, topic_name};
+use super::super::model::{Model, Partition};
+use super::super::observe::{CORRUPT_MESSAGE, Fetched};
+use super::journal::{SETTING, State, acl_name};
+use crate::Error;
+
+/// How long a read is repeated that returns nothing or an error. A healthy server answers at once.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(30);
+const FETCH_BYTES: i32 = 1 << 20;
+const EARLIEST: i64 = -2;
+
+/// The end of a transaction in a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ending {
+    pub(super) offset: i64,
+    pub(super) producer_id: i64,
+    pub(super) is_commit: bool,
+}
+
+/// A partition as read with one isolation level.
+#[derive(Clone, Debug, Default)]
+pub(super) struct View {
+    pub(super) records: BTreeMap<i64, Fetched>,
+    pub(super) endings: Vec<Ending>,
+    /// Ranges that reads cannot get past, and why.
+    pub(super) unreadable: Vec<(i64, i64, String)>,
+    /// The offset after the last one.
+    pub(super) end: i64,
+    hidden: BTreeSet<i64>,
+}
+
+/// A partition as read with both.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Contents {
+    pub(super) all: View,
+    pub(super) committed: View,
+}
+
+/// What a server has.
+#[derive(Default)]
+pub(super) struct Observed {
+    pub(super) partitions: BTreeMap<Partition, Contents>,
+    /// Committed offsets by group.
+    pub(super) groups: BTreeMap<String, Vec<(Partition, i64)>>,
+    /// Topics, settings and ACLs.
+    pub(super) state: State,
+}
+
+/// Reads everything that the model has.
+pub(super) fn observe(client: &mut Client, model: &Model) -> Result<Observed, Error> {
+    let mut observed = Observed { state: state(client)?, ..Observed::default() };
+    for (topic, logs) in &model.topics {
+        if !observed.state.contains_key(&format!("topic {topic}")) {
+            continue;
+        }
+        let mut reader = Reader { client, model, topic, count: logs.len() as i32 };
+        let starts = reader.starts()?;
+        let all = reader.read(&starts, false)?;
+        let committed = reader.read(&starts, true)?;
+        for (index, (all, committed)) in (0..).zip(all.into_iter().zip(committed)) {
+            let partition = Partition { topic: topic.clone(), index };
+            observed.partitions.insert(partition, Contents { all, committed });
+        }
+    }
+    for group in model.groups.keys() {
+        observed.groups.insert(group.clone(), committed_offsets(client, group)?);
+    }
+    Ok(observed)
+}
+
+struct Reader<'a> {
+    client: &'a mut Client,
+    model: &'a Model,
+    topic: &'a str,
+    count: i32,
+}
+
+impl Reader<'_> {
+    fn partition(&self, index: i32) -> Partition {
+        Partition { topic: self.topic.to_owned(), index }
+    }
+
+    /// Returns the first offset of each partition.
+    fn starts(&mut self) -> Result<Vec<i64>, Error> {
+        let wanted = (0..self.count).map(|index| {
+            ListOffsetsPartition::default()
+                .with_partition_index(index)
+                .with_current_leader_epoch(-1)
+                .with_timestamp(EARLIEST)
+        });
+        let topic = ListOffsetsTopic::default()
+            .with_name(topic_name(self.topic))
+            .with_partitions(wanted.collect());
+        let request =
+            ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![topic]);
+        let mut starts = vec![0; self.count as usize];
+        for result in self.client.call(5, &request)?.topics.into_iter().flat_map(|it| it.partitions)
+        {
+            if result.error_code != 0 {
+                let Self { topic, .. } = self;
+                let (index, code) = (result.partition_index, result.error_code);
+                return Err(format!("ListOffsets of {topic}-{index}: error code {code}").into());
+            }
+            starts[result.partition_index as usize] = result.offset;
+        }
+        Ok(starts)
+    }
+
+    fn fetch(
+        &mut self,
+        positions: &BTreeMap<i32, i64>,
+        committed: bool,
+    ) -> Result<Vec<PartitionData>, Error> {
+        let wanted = positions.iter().map(|(index, offset)| {
+            FetchPartition::default()
+                .with_partition(*index)
+                .with_current_leader_epoch(-1)
+                .with_fetch_offset(*offset)
+                .with_log_start_offset(-1)
+                .with_partition_max_bytes(FETCH_BYTES)
+        });
+        let topic = FetchTopic::default()
+            .with_topic(topic_name(self.topic))
+            .with_partitions(wanted.collect());
+        let request = FetchRequest::default()
+            .with_replica_id(BrokerId(-1))
+            .with_max_wait_ms(200)
+            .with_min_bytes(1)
+            .with_max_bytes(4 * FETCH_BYTES)
+            .with_isolation_level(i8::from(committed))
+            .with_session_epoch(-1)
+            .with_topics(vec![topic]);
+        let answer = self.client.call(11, &request)?;
+        if answer.error_code != 0 {
+            return Err(format!("Fetch: error code {}", answer.error_code).into());
+        }
+        Ok(answer.responses.into_iter().flat_map(|topic| topic.partitions).collect())
+    }
+
+    /// Reads all partitions from their starts to their ends.
+    fn read(&mut self, starts: &[i64], committed: bool) -> Result<Vec<View>, Error> {
+        let mut views = vec![View::default(); starts.len()];
+        let mut positions: BTreeMap<i32, i64> = (0..).zip(starts.iter().copied()).collect();
+        let mut since_progress = Instant::now();
+        while !positions.is_empty() {
+            let mut has_progress = false;
+            let is_late = since_progress.elapsed() > PATIENCE;
+            for data in self.fetch(&positions, committed)? {
+                let index = data.partition_index;
+                let Some(from) = positions.get(&index).copied() else { continue };
+                let view = &mut views[index as usize];
+                let end = if committed { data.last_stable_offset } else { data.high_watermark };
+                let failure = match data.error_code {
+                    0 => {
+                        let offset = view.add(&data, from, committed);
+                        view.end = view.end.max(end);
+                        match offset {
+                            Ok(offset) if offset >= end => {
+                                has_progress = true;
+                                positions.remove(&index);
+                                continue;
+                            }
+                            Ok(offset) if offset > from => {
+                                has_progress = true;
+                                positions.insert(index, offset);
+                                continue;
+                            }
+                            Ok(_) if !is_late => continue,
+                            Ok(_) => format!("nothing before the end, {end}"),
+                            Err(error) => error.to_string(),
+                        }
+                    }
+                    CORRUPT_MESSAGE => "CORRUPT_MESSAGE".to_owned(),
+                    _ if !is_late => continue,
+                    code => format!("error code {code}"),
+                };
+                has_progress = true;
+                let log = self.model.log(&self.partition(index));
+                let next = log.batches.iter().copied().filter(|base| *base > from).min();
+                let to = next.unwrap_or(log.next.max(from + 1));
+                views[index as usize].unreadable.push((from, to, failure));
+                match next {
+                    Some(next) => positions.insert(index, next),
+                    None => positions.remove(&index),
+                };
+            }
+            if has_progress {
+                since_progress = Instant::now();
+            } else {
+                thread::sleep(PAUSE);
+            }
+        }
+        Ok(views)
+    }
+}
+
+impl View {
+    /// Whether a read at this offset fails.
+    pub(super) fn is_unreadable(&self, offset: i64) -> bool {
+        self.unreadable.iter().any(|(from, to, _)| (*from..*to).contains(&offset))
+    }
+
+    /// Adds what a fetch at `from` has returned, and returns the next offset.
+    fn add(&mut self, data: &PartitionData, from: i64, committed: bool) -> Result<i64, Error> {
+        let mut aborted: Vec<(i64, i64)> = data
+            .aborted_transactions
+            .iter()
+            .flatten()
+            .map(|each| (each.first_offset, each.producer_id.0))
+            .collect();
+        let mut offset = from;
+        for batch in decode_batches(data.records.clone().unwrap_or_default())? {
+            aborted.retain(|(first, producer)| {
+                let begins = *first < batch.end;
+                if begins {
+                    self.hidden.insert(*producer);
+                }
+                !begins
+            });
+            offset = offset.max(batch.end);
+            if batch.kind != BatchKind::Data {
+                self.endings.push(Ending {
+                    offset: batch.base,
+                    producer_id: batch.producer_id,
+                    is_commit: batch.kind == BatchKind::CommitMarker,
+                });
+                self.hidden.remove(&batch.producer_id);
+                continue;
+            }
+            if committed && batch.transactional && self.hidden.contains(&batch.producer_id) {
+                continue;
+            }
+            for (at, timestamp_ms, key, value) in batch.records {
+                let (key, value) = (key.map(Into::into), value.map(Into::into));
+                self.records.insert(at, Fetched { key, value, timestamp_ms });
+            }
+        }
+        Ok(offset)
+    }
+}
+
+/// Reads topics, settings and ACLs.
+fn state(client: &mut Client) -> Result<State, Error> {
+    let mut state = State::new();
+    let answer = client.call(5, &MetadataRequest::default().with_topics(None))?;
+    for name in answer.topics.into_iter().filter_map(|topic| topic.name) {
+        state.insert(format!("topic {}", name.as_str()), "there".into());
+    }
+    let names: Vec<String> =
+        state.keys().filter_map(|key| Some(key.strip_prefix("topic ")?.to_owned())).collect();
+    let resources = names.iter().map(|name| {
+        DescribeConfigsResource::default()
+            .with_resource_type(2)
+            .with_resource_name(StrBytes::from_string(name.clone()))
+            .with_configuration_keys(Some(vec![StrBytes::from_static_str(SETTING)]))
+    });
+    let request = DescribeConfigsRequest::default().with_resources(resources.collect());
+    for result in client.call(1, &request)?.results {
+        for config in result.configs {
+            let value = config.value.map(|value| value.to_string()).unwrap_or_default();
+            state.insert(format!("setting {}", result.resource_name.as_str()), value);
+        }
+    }
+    let request = DescribeAclsRequest::default()
+        .with_resource_type_filter(1)
+        .with_resource_name_filter(None)
+        .with_principal_filter(None)
+        .with_host_filter(None)
+        .with_pattern_type_filter(1)
+        .with_operation(1)
+        .with_permission_type(1);
+    let answer = client.call(2, &request)?;
+    if answer.error_code != 0 {
+        return Err(format!("DescribeAcls: error code {}", answer.error_code).into());
+    }
+    for resource in answer.resources {
+        state.insert(acl_name(resource.resource_name.as_str()), "there".into());
+    }
+    Ok(state)
+}
+
+fn committed_offsets(client: &mut Client, group: &str) -> Result<Vec<(Partition, i64)>, Error> {
+    let request = OffsetFetchRequest::default()
+        .with_group_id(GroupId(StrBytes::from_string(group.to_owned())))
+        .with_topics(None);
+    let answer = client.call(7, &request)?;
+    let mut offsets = Vec::new();
+    let mut code = answer.error_code;
+    for topic in &answer.topics {
+        for result in &topic.partitions {
+            code = if code == 0 { result.error_code } else { code };
+            let topic = topic.name.to_string();
+            offsets.push((
+                Partition { topic, index: result.partition_index },
+                result.committed_offset,
+            ));
+        }
+    }
+    match code {
+        0 => Ok(offsets),
+        code => Err(format!("OffsetFetch of group {group}: error code {code}").into()),
+    }
+}
