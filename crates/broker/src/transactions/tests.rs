@@ -382,6 +382,8 @@ fn a_producer_in_doubt_gets_a_new_producer_id() {
     known.after_loss();
     known.resolved();
     assert_eq!(known.doubt, Doubt::Resolved);
+    // What it adds could belong to a transaction that is lost.
+    assert_eq!(known.check_open(5, 7), Err(E::InvalidProducerIdMapping));
     // In version 2 the epoch identifies the transaction that the client means.
     assert_eq!(known.end((5, 6), Commit, true, None), Ok(End::Done));
     assert_eq!(known.end((5, 7), Commit, false, None), Err(E::InvalidTxnState));

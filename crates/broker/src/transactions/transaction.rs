@@ -300,7 +300,9 @@ impl Transaction {
     ///
     /// # Errors
     /// INVALID_PRODUCER_ID_MAPPING, PRODUCER_FENCED, CONCURRENT_TRANSACTIONS while the last one is
-    /// being ended.
+    /// being ended. The first one also after a loss in which a transaction may have begun: what is
+    /// added could belong to that one, and its other records are lost. Clients abort it and
+    /// initialise again.
     pub(super) fn check_open(&self, producer_id: i64, epoch: i16) -> Result<(), ResponseError> {
         if producer_id != self.identity.producer_id || producer_id == NO_PRODUCER {
             return Err(ResponseError::InvalidProducerIdMapping);
@@ -310,6 +312,7 @@ impl Transaction {
         }
         match self.state {
             State::Prepared(_) => Err(ResponseError::ConcurrentTransactions),
+            _ if self.doubt == Doubt::Resolved => Err(ResponseError::InvalidProducerIdMapping),
             State::Empty | State::Ongoing | State::Completed(_) => Ok(()),
         }
     }

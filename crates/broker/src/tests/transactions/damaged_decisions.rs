@@ -9,6 +9,8 @@ const ADDED: u8 = 2;
 pub(super) const PREPARED: u8 = 7;
 const COMPLETED: u8 = 5;
 
+const INVALID_PRODUCER_ID_MAPPING: i16 = ResponseError::InvalidProducerIdMapping.code();
+
 /// Damages the `n`th batch of this producer at this offset of any partition, in log order.
 pub(super) fn flip_batch(wal: &mut [u8], (producer_id, base_offset): (i64, u64), n: usize) {
     let is_it = |at: &usize| {
@@ -211,7 +213,10 @@ async fn a_loss_of_other_records_does_not_change_ended_transactions() {
         server.crash().await;
         producer.reconnect(&server).await;
     }
-    // It continues.
+    // Before it continues it has to initialise: it may have begun a transaction that is lost.
+    assert_eq!(producer.produce("t", topic_id, 0).await.0, INVALID_PRODUCER_ID_MAPPING);
+    let mut producer = Producer::init(&server, "a", true).await;
+    let now = (producer.id, producer.epoch);
     assert_eq!(producer.produce("t", topic_id, 0).await, (0, 3));
     assert_eq!(producer.end(true).await, 0);
     let old = now;
@@ -247,7 +252,10 @@ async fn a_client_of_version_1_never_receives_the_outcome_of_another_transaction
     assert_eq!(committed(&server, "t", 0).await.aborted, [(id, 3)]);
     producer.reconnect(&server).await;
     assert_eq!(producer.end(true).await, INVALID_TXN_STATE);
-    // It continues, and its next transaction is known.
+    // It initialises, and its next transaction is known.
+    assert_eq!(producer.add("t", &[0]).await, INVALID_PRODUCER_ID_MAPPING);
+    let mut producer = Producer::init(&server, "a", false).await;
+    assert_ne!(producer.id, id);
     begin(&mut producer, &[0]).await;
     assert_eq!(producer.produce("t", topic_id, 0).await.0, 0);
     assert_eq!(producer.end(true).await, 0);
@@ -265,15 +273,52 @@ async fn a_lost_epoch_is_not_issued_to_another_producer() {
         assert_eq!((lost.id, lost.epoch), (old.id, old.epoch + 1));
         go_on(&server).await;
         server.crash_and_damage(|wal| flip_state(wal, b'a', INITIALISED, 1)).await;
-        // The server knows the older one only.
+        // The server knows the older one only, and that it may not be the newest.
         old.reconnect(&server).await;
-        begin(&mut old, &[0]).await;
-        assert_eq!(old.produce("t", topic_id, 0).await, (0, 0));
-        assert_eq!(old.end(true).await, 0);
-        assert_ne!((old.id, old.epoch), (lost.id, lost.epoch));
+        let refused = match version_2 {
+            false => old.add("t", &[0]).await,
+            true => old.produce("t", topic_id, 0).await.0,
+        };
+        assert_eq!(refused, INVALID_PRODUCER_ID_MAPPING);
         server.crash().await;
         let next = Producer::init(&server, "a", version_2).await;
         assert_ne!((next.id, next.epoch), (lost.id, lost.epoch));
         assert_ne!((next.id, next.epoch), (old.id, old.epoch));
+    }
+}
+
+/// A transaction has begun, and all that shows it is lost: what its producer adds afterwards must
+/// not be committed without the rest. Clients abort it and initialise again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_producer_cannot_continue_a_transaction_whose_begin_is_lost() {
+    for version_2 in [false, true] {
+        let mut server = TestServer::start().await;
+        let topic_id = server.topic("t", 2, &[]).await;
+        let mut producer = Producer::init(&server, "a", version_2).await;
+        begin(&mut producer, &[0]).await;
+        assert_eq!(producer.produce("t", topic_id, 0).await, (0, 0));
+        assert_eq!(producer.end(true).await, 0);
+        server.store().flush().await.unwrap();
+        let id = producer.id;
+        begin(&mut producer, &[0]).await;
+        assert_eq!(producer.produce("t", topic_id, 0).await, (0, 3));
+        go_on(&server).await;
+        server
+            .crash_and_damage(|wal| {
+                flip_state(wal, b'a', ADDED, 1);
+                flip_batch(wal, (id, 3), 0);
+            })
+            .await;
+        producer.reconnect(&server).await;
+        let refused = match version_2 {
+            false => producer.add("t", &[1]).await,
+            true => producer.produce("t", topic_id, 1).await.0,
+        };
+        assert_eq!(refused, INVALID_PRODUCER_ID_MAPPING, "version 2: {version_2}");
+        let mut producer = Producer::init(&server, "a", version_2).await;
+        assert_ne!(producer.id, id);
+        begin(&mut producer, &[1]).await;
+        assert_eq!(producer.produce("t", topic_id, 1).await, (0, 0));
+        assert_eq!(producer.end(true).await, 0);
     }
 }
