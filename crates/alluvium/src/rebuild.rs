@@ -169,10 +169,25 @@ async fn load(
 ) -> Result<Option<Rebuild>, Failure> {
     let url = args.catalog.url()?;
     let objects = crate::objects::open_to_read(&url)?;
-    let failed = |error: RebuildError| Failure::Failed(format!("object store {url}: {error}"));
+    let advice = match args.from_objects {
+        true => "",
+        false => ". With --from-objects the catalog is put together from what is left",
+    };
+    let failed = |error: RebuildError| {
+        let is_of_catalog = match &error {
+            RebuildError::NoCatalog(_) => true,
+            RebuildError::Object(error) => error.is_loss(),
+            _ => false,
+        };
+        let advice = if is_of_catalog { advice } else { "" };
+        Failure::Failed(format!("object store {url}: {error}{advice}"))
+    };
     let options = Options::default();
     if !args.from_objects {
-        let store = args.catalog.chosen(&*objects).await?;
+        let store = args.catalog.chosen(&*objects).await.map_err(|failure| match failure {
+            Failure::Failed(reason) => Failure::Failed(format!("{reason}{advice}")),
+            other => other,
+        })?;
         let rebuild = Rebuild::load(&objects, store, &options).await.map_err(failed)?;
         return Ok(Some(rebuild));
     }

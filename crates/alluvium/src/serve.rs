@@ -278,8 +278,9 @@ async fn recover(
         let advice = match &error {
             StoreError::NoCatalog { .. } => {
                 format!(
-                    ". To discard the records of the log: `alluvium wal format --force {wal}`, \
-                     and remove the file wal-id in the data directory"
+                    ". If the object store has lost it: `alluvium rebuild --from-objects --dry-run \
+                     --wal {wal}` shows what is left. To discard the records of the log: `alluvium \
+                     wal format --force {wal}`, and remove the file wal-id in the data directory"
                 )
             }
             StoreError::Object(error) if error.is_loss() => {

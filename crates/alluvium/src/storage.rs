@@ -253,7 +253,8 @@ fn open_wal(
     let directory_needs = |what: &str| {
         Failure::Failed(format!(
             "{path} {what}, but the data directory {} belongs to a write-ahead log that contains \
-             acknowledged records. Set --wal to the path of that log",
+             acknowledged records. Set --wal to the path of that log. If it is lost: `alluvium \
+             rebuild --dry-run` shows what is lost with it",
             config.data_dir.display()
         ))
     };
