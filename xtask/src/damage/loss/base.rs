@@ -58,7 +58,7 @@ impl Base {
             }
         }
         process.end(Ending::Sigterm)?;
-        // One upload has all partitions of the wide topic.
+        // One upload, that of the next start, has all partitions of the wide topic.
         let process = site.started(Pace::Never)?;
         {
             let mut worker = Worker::new(process.address, &mut journal.model)?;
@@ -68,6 +68,9 @@ impl Base {
                 worker.produce(&Partition { topic: WIDE.into(), index }, records)?;
             }
         }
+        process.end(Ending::Sigterm)?;
+        let process = site.started(Pace::Fast { compaction: false })?;
+        wait_for_upload(&process)?;
         process.end(Ending::Sigterm)?;
         journal.note_upload(site.bucket.head());
         Ok(Self { site, journal })

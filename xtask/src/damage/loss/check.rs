@@ -266,12 +266,7 @@ fn transactions(facts: &Facts<'_>, differences: &mut Vec<String>) {
 }
 
 /// Whether a transaction that may be open has a record from the last stable offset up to this one.
-fn may_be_open(
-    facts: &Facts<'_>,
-    partition: &Partition,
-    contents: &Contents,
-    offset: i64,
-) -> bool {
+fn may_be_open(facts: &Facts<'_>, partition: &Partition, contents: &Contents, offset: i64) -> bool {
     let model = &facts.journal.model;
     let records = model.log(partition).records.range(contents.committed.end..=offset);
     records.into_iter().any(|(at, record)| {

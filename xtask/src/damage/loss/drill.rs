@@ -192,10 +192,7 @@ impl Drill {
             }
         }
         match when {
-            When::Stopped => {
-                process.end(Ending::Sigterm)?;
-                journal.note_upload(site.bucket.head());
-            }
+            When::Stopped => drop(process.end(Ending::Sigterm)?),
             When::Idle => {
                 thread::sleep(rng.duration(Duration::ZERO, Duration::from_millis(1500)));
                 process.end(Ending::Sigkill)?;

@@ -43,7 +43,6 @@ pub(super) struct View {
     pub(super) unreadable: Vec<(i64, i64, String)>,
     /// The offset after the last one.
     pub(super) end: i64,
-    hidden: BTreeSet<i64>,
 }
 
 /// A partition as read with both.
@@ -225,12 +224,14 @@ impl View {
             .flatten()
             .map(|each| (each.first_offset, each.producer_id.0))
             .collect();
+        // Each answer names the aborted transactions of its batches.
+        let mut hidden = BTreeSet::new();
         let mut offset = from;
         for batch in decode_batches(data.records.clone().unwrap_or_default())? {
             aborted.retain(|(first, producer)| {
                 let begins = *first < batch.end;
                 if begins {
-                    self.hidden.insert(*producer);
+                    hidden.insert(*producer);
                 }
                 !begins
             });
@@ -241,10 +242,10 @@ impl View {
                     producer_id: batch.producer_id,
                     is_commit: batch.kind == BatchKind::CommitMarker,
                 });
-                self.hidden.remove(&batch.producer_id);
+                hidden.remove(&batch.producer_id);
                 continue;
             }
-            if committed && batch.transactional && self.hidden.contains(&batch.producer_id) {
+            if committed && batch.transactional && hidden.contains(&batch.producer_id) {
                 continue;
             }
             for (at, timestamp_ms, key, value) in batch.records {
