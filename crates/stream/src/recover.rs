@@ -466,8 +466,11 @@ impl Replay {
         let is_damaged = |before: LogOffset| {
             report.damaged_ranges.iter().any(|place| place.range.start < before)
         };
-        let first = self.list_before_first.filter(|(_, before)| is_damaged(*before));
-        self.lost_lists.extend(first.map(|(version, _)| version));
+        if let Some((version, before)) = self.list_before_first
+            && !is_damaged(before)
+        {
+            self.lost_lists.remove(&version);
+        }
         let mut gaps = std::mem::take(&mut self.gaps);
         for (id, (_, tail)) in &mut self.streams {
             let Continuation { known, next } =
@@ -630,10 +633,10 @@ impl Replay {
         if version <= self.covers.max(self.recorded) {
             return;
         }
-        match self.recorded {
-            0 => self.list_before_first = Some((version, before)),
-            _ => drop(self.lost_lists.insert(version)),
+        if self.recorded == 0 {
+            self.list_before_first = Some((version, before));
         }
+        self.lost_lists.insert(version);
         self.recorded = version;
     }
 
