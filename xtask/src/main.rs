@@ -329,7 +329,7 @@ struct DamageOptions {
 
 #[derive(Args)]
 struct LossOptions {
-    /// Number of drills. 312 cover each loss in each state of a server once.
+    /// Number of drills. 348 cover each loss in each state of a server once.
     #[arg(long, default_value_t = 500)]
     drills: u64,
     /// Seed of the first drill; each further one has the next seed. `--drills 1` repeats one.

@@ -377,6 +377,7 @@ impl Bench<'_> {
     }
 
     fn loss(&self, drills: u64, seed: u64) -> Result<Vec<Case>, Missing> {
+        setup::kcat()?;
         let gateway = setup::s3_server(self.root, Peer::Versitygw)?;
         let directory = self.directory("loss");
         let (binary, gateway, directory) = (&self.binary, &gateway, &directory);

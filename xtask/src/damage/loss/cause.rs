@@ -6,8 +6,8 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::super::files::Content;
-use super::super::layout::{Block, Extent, Object, SLOTS, object};
+use super::super::files::{Content, Files, WAL};
+use super::super::layout::{Block, Class, Extent, Object, SLOTS, object, wal_records};
 use super::site::{Bucket, Site};
 use crate::Error;
 use crate::rng::Rng;
@@ -36,6 +36,11 @@ pub(super) enum Lost {
     ObjectDirectory,
     Chain,
     ChainAndWal,
+    /// A data object with its records, and a part of the catalog.
+    ObjectAndDelta,
+    ObjectAndChain,
+    /// A record of the log, and a part of the catalog.
+    RecordAndDelta,
 }
 
 /// How it is lost.
@@ -47,7 +52,7 @@ pub(super) enum How {
 }
 
 impl Lost {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 15] = [
         Self::DataDirectory,
         Self::Wal,
         Self::WalAndData,
@@ -60,6 +65,19 @@ impl Lost {
         Self::ObjectDirectory,
         Self::Chain,
         Self::ChainAndWal,
+        Self::ObjectAndDelta,
+        Self::ObjectAndChain,
+        Self::RecordAndDelta,
+    ];
+
+    /// Losses of the catalog or the log, which may follow one another.
+    pub(super) const REBUILT: [(Self, How); 6] = [
+        (Self::Wal, How::Deleted),
+        (Self::NewestDelta, How::Flipped),
+        (Self::Delta, How::Truncated),
+        (Self::Chain, How::Deleted),
+        (Self::Chain, How::Flipped),
+        (Self::ChainAndWal, How::Deleted),
     ];
 
     /// Returns what is lost in each way that applies.
@@ -67,7 +85,9 @@ impl Lost {
         let ways = |lost| -> &[How] {
             match lost {
                 Self::DataDirectory | Self::WalAndData | Self::ChainAndWal => &[How::Deleted],
+                Self::ObjectAndDelta | Self::ObjectAndChain => &[How::Deleted],
                 Self::IndexPage | Self::ObjectDirectory => &[How::Flipped],
+                Self::RecordAndDelta => &[How::Flipped],
                 _ => &[How::Deleted, How::Flipped, How::Truncated],
             }
         };
@@ -81,6 +101,7 @@ impl Lost {
         !matches!(self, Self::Wal | Self::WalAndData | Self::ChainAndWal)
     }
 
+    /// Whether a data object is damaged and nothing else, so that the server starts.
     pub(super) fn is_of_objects(self) -> bool {
         matches!(self, Self::Object | Self::IndexPage | Self::ObjectDirectory)
     }
@@ -101,6 +122,9 @@ impl fmt::Display for Lost {
             Self::ObjectDirectory => "the directory of an object",
             Self::Chain => "the chain",
             Self::ChainAndWal => "the chain and the log",
+            Self::ObjectAndDelta => "an object and the newest delta",
+            Self::ObjectAndChain => "an object and the chain",
+            Self::RecordAndDelta => "a record of the log and the newest delta",
         })
     }
 }
@@ -188,6 +212,18 @@ pub(super) fn apply(lost: Lost, how: How, site: &mut Site, rng: &mut Rng) -> Res
                 lose_wal(how, site, rng)?;
             }
         }
+        Lost::ObjectAndDelta | Lost::ObjectAndChain => {
+            let of_chain = match lost {
+                Lost::ObjectAndDelta => Lost::NewestDelta,
+                _ => Lost::Chain,
+            };
+            done = apply(of_chain, How::Flipped, site, rng)?;
+            damage_object(Lost::Object, How::Deleted, &bucket, rng, &mut done)?;
+        }
+        Lost::RecordAndDelta => {
+            done = apply(Lost::NewestDelta, How::Flipped, site, rng)?;
+            flip_record(site, rng, &mut done)?;
+        }
         Lost::Object | Lost::IndexPage | Lost::ObjectDirectory => {
             damage_object(lost, how, &bucket, rng, &mut done)?;
         }
@@ -215,6 +251,24 @@ fn lose_wal(how: How, site: &mut Site, rng: &mut Rng) -> Result<(), Error> {
     }
     // The damaged one is kept, as an operator would.
     site.wal = "new-wal";
+    Ok(())
+}
+
+/// Damages a record of a client in the log, if there is one.
+fn flip_record(site: &Site, rng: &mut Rng, done: &mut Done) -> Result<(), Error> {
+    let content = Content::new(fs::read(site.wal())?);
+    let mut records = wal_records(&Files([(WAL.to_owned(), content)].into()));
+    records.retain(|record| matches!(record.class, Class::Data | Class::Transactional));
+    // What follows the record proves that it was there.
+    let last = records.len().saturating_sub(8);
+    if last == 0 {
+        return Ok(());
+    }
+    let record = &records[rng.below(last as u64) as usize];
+    let (at, len) = record.payload();
+    let at = at + rng.below(len);
+    flip(&OpenOptions::new().read(true).write(true).open(site.wal())?, at, rng)?;
+    done.descriptions.push(format!("the log: byte {at}, {:?}", record.extent));
     Ok(())
 }
 

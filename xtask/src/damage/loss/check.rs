@@ -16,6 +16,8 @@ pub(super) struct Facts<'a> {
     /// Offsets that cannot be read, and those that perhaps cannot be, in a damaged object.
     pub(super) must: &'a [(Partition, Range<i64>)],
     pub(super) may: &'a [(Partition, Range<i64>)],
+    /// What was in an object that does not exist any more.
+    pub(super) gone: &'a [(Partition, Range<i64>)],
     /// The newest object of the chain when the server ended, and those that are lost.
     pub(super) head: u64,
     pub(super) numbers: &'a BTreeSet<u64>,
@@ -115,7 +117,10 @@ fn records(facts: &Facts<'_>, partition: &Partition, contents: &Contents, found:
     let uploaded = journal.uploads.last().and_then(|uploaded| uploaded.ends.get(partition));
     let uploaded = uploaded.copied().unwrap_or(0);
     for (offset, record) in &log.records {
-        if is_lost(facts, partition, *offset) && *offset < uploaded && facts.must.is_empty() {
+        if is_lost(facts, partition, *offset)
+            && *offset < uploaded
+            && !has(facts.gone, partition, *offset)
+        {
             found.add("stated as lost, and was uploaded", *offset);
         }
         let is_there = view.records.contains_key(offset);

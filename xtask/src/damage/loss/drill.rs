@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::mem;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,13 +22,16 @@ use super::base::{WIDE, wait_for_upload};
 use super::cause::{Done, How, Lost, apply};
 use super::check::{Facts, check};
 use super::journal::Journal;
-use super::read::observe;
+use super::read::{Observed, observe};
 use super::site::{Pace, Site, last};
 use super::stated::{Exported, Stated};
 use crate::Error;
+use crate::exec::each_line;
 use crate::rng::Rng;
 use crate::server::Ending;
 
+/// A topic has some hundred records.
+const KCAT_LIMIT: Duration = Duration::from_secs(60);
 const COMPACTIONS: &str = "alluvium_object_compactions_total";
 const UPLOADED: &str = "alluvium_uploaded_bytes_total";
 
@@ -85,68 +90,90 @@ pub(super) struct Drill {
     pub(super) when: When,
     pub(super) rng: Rng,
     pub(super) outcomes: Outcomes,
+    /// Whether this loss needs a rebuild.
+    pub(super) is_rebuilt: bool,
+    pub(super) is_second: bool,
 }
 
 impl Drill {
     /// Runs the drill. The error is one that ends it early, and counts as a difference.
     pub(super) fn run(&mut self) -> Result<(), Error> {
+        self.round()?;
+        // In one of three drills the catalog or the log is lost another time.
+        if self.rng.below(3) == 0 && !self.lost.is_of_objects() {
+            let all = Lost::REBUILT;
+            (self.lost, self.how) = all[self.rng.below(all.len() as u64) as usize];
+            self.outcomes.notes.push(format!("then: {}, {}", self.lost, self.how));
+            self.is_second = true;
+            self.round()?;
+        }
+        Ok(())
+    }
+
+    /// Load, loss, recovery, checks.
+    fn round(&mut self) -> Result<(), Error> {
         self.load()?;
         let head = self.site.bucket.head();
         self.journal.note_loss();
-        let exported = match self.lost.is_of_objects() {
-            true => {
-                let printed = self.site.tool(&["catalog", "export"], "--object-store")?;
-                Exported::read(&printed.json(&[0])?)
-            }
-            false => Exported::default(),
-        };
+        let exported = self.site.tool(&["catalog", "export"], "--object-store")?;
+        let exported = Exported::read(&exported.json(&[0])?);
         let done = apply(self.lost, self.how, &mut self.site, &mut self.rng)?;
         self.outcomes.notes.extend(done.descriptions.iter().cloned());
-        let damaged = Damaged::of(&done, &exported);
-        if done.object.is_some() {
+        let mut damaged = Damaged::of(&done, &exported);
+        if self.lost.is_of_objects() {
             self.verify(&done, &damaged, &exported)?;
+        } else {
+            // A rebuild states it.
+            damaged.gone = mem::take(&mut damaged.may);
+            damaged.must.clear();
         }
         let logged = self.site.log()?.len();
+        self.is_rebuilt = false;
         let (process, mut stated) = self.recover()?;
-        if !self.outcomes.is_rebuilt {
+        if !self.is_rebuilt {
             stated = self.logged_losses(&self.site.log()?[logged..]);
         }
-        let facts = |journal: &Journal, process: &Process| -> Result<Vec<String>, Error> {
+        self.outcomes.is_rebuilt |= self.is_rebuilt;
+        let facts = |journal: &Journal, process: &Process| -> Result<_, Error> {
             let mut client = Client::connect(process.address)?;
             let mut observed = observe(&mut client, &journal.model)?;
             for user in self.site.users()? {
                 observed.state.insert(format!("user {user}"), "there".into());
             }
-            Ok(check(&Facts {
+            let differences = check(&Facts {
                 journal,
                 observed: &observed,
                 stated: &stated,
                 must: &damaged.must,
                 may: &damaged.may,
+                gone: &damaged.gone,
                 head,
                 numbers: &done.numbers,
-            }))
+            });
+            Ok((observed, differences))
         };
-        let mut differences = named("after the loss", facts(&self.journal, &process)?);
+        let when = if self.is_second { ", second loss" } else { "" };
+        let (_, found) = facts(&self.journal, &process)?;
+        let mut differences = named(&format!("after the loss{when}"), found);
         let journal = &mut self.journal;
         let continued = proceed(journal, &stated, process.address, &mut self.rng)?;
         differences.extend(named("while clients continue", continued));
         let ending = if self.rng.below(2) == 0 { Ending::Sigterm } else { Ending::Sigkill };
         process.end(ending)?;
-        let logged = self.site.log()?.len();
         let process = self.site.started(self.pace())?;
-        differences.extend(named("after another restart", facts(&self.journal, &process)?));
+        let (observed, found) = facts(&self.journal, &process)?;
+        differences.extend(named(&format!("after another restart{when}"), found));
+        if !self.lost.is_of_objects() {
+            let found = by_kcat(&process, &observed)?;
+            differences.extend(named("read by kcat", found));
+        }
         process.end(Ending::Sigterm)?;
-        let log = self.site.log()?;
-        if let Some(line) = panic_in(&log) {
+        if let Some(line) = panic_in(&self.site.log()?) {
             differences.push(format!("a panic: {line}"));
         }
-        if log[logged..].contains(" are lost") && self.lost != Lost::Object {
-            let line = log[logged..].lines().find(|line| line.contains(" are lost"));
-            self.outcomes.notes.push(format!("second start: {}", line.unwrap_or_default()));
-        }
-        self.outcomes.lost_records = lost_records(&self.journal, &stated);
+        self.outcomes.lost_records += lost_records(&self.journal, &stated);
         self.outcomes.differences.extend(differences);
+        self.journal.settle(&observed, self.site.bucket.head());
         Ok(())
     }
 
@@ -283,7 +310,7 @@ impl Drill {
                         let log = self.site.log()?;
                         let error = final_error(&log[before..]);
                         self.outcomes.notes.push(format!("{status}: {error}"));
-                        if self.outcomes.is_rebuilt {
+                        if self.is_rebuilt {
                             return Err(format!("refused after the rebuild: {error}").into());
                         }
                         if !error.contains("alluvium rebuild") {
@@ -295,7 +322,7 @@ impl Drill {
                 }
             }
             stated = self.rebuild(advice.take().unwrap_or(false))?;
-            self.outcomes.is_rebuilt = true;
+            self.is_rebuilt = true;
         }
         Err("two rebuilds are not enough".into())
     }
@@ -389,6 +416,8 @@ fn lost_records(journal: &Journal, stated: &Stated) -> u64 {
 struct Damaged {
     must: Vec<(Partition, Range<i64>)>,
     may: Vec<(Partition, Range<i64>)>,
+    /// What a rebuild has to state as lost, unless another object has it.
+    gone: Vec<(Partition, Range<i64>)>,
 }
 
 impl Damaged {
@@ -397,6 +426,7 @@ impl Damaged {
         Self {
             must: exported.partitions(&object.name, &object.must),
             may: exported.partitions(&object.name, &object.may),
+            gone: Vec::new(),
         }
     }
 }
@@ -487,6 +517,7 @@ fn proceed(
     let lost = lost_of(journal, stated);
     let unknown = journal.unknown_sequence.clone();
     let (unknown_session, unknown_end) = (journal.unknown_session, journal.unknown_end);
+    let mut refused = BTreeSet::new();
     let mut worker = Worker::new(address, &mut journal.model)?;
     for producer in [BUSY, IDLE_PRODUCER] {
         let partitions = worker.model.topics["events"].len() as i32;
@@ -511,8 +542,15 @@ fn proceed(
                         "{partition}: an idempotent producer that has lost nothing: {error}"
                     ));
                 }
+                refused.insert(producer);
             }
         }
+    }
+    refused.extend(unknown.map(|(producer, _)| producer));
+    for producer in refused {
+        // It gets another id, as clients do.
+        worker.identify()?;
+        worker.model.idempotent[producer] = worker.model.idempotent.pop().ok_or("no id")?;
     }
     worker.identify()?;
     let new = worker.model.idempotent.len() - 1;
@@ -593,6 +631,36 @@ fn lost_of(journal: &Journal, stated: &Stated) -> BTreeSet<(Partition, i64)> {
     };
     let partitions = journal.model.partitions().into_iter();
     partitions.flat_map(|partition| of(&journal.model, partition)).collect()
+}
+
+/// Compares what kcat reads of committed records with what was read before. It passes the offsets
+/// that a partition skips, as every client has to.
+fn by_kcat(process: &Process, observed: &Observed) -> Result<Vec<String>, Error> {
+    let mut differences = Vec::new();
+    for topic in ["events", "ledger", "orders", "table"] {
+        let mut command = Command::new("kcat");
+        command.args(["-C", "-q", "-e", "-t", topic, "-o", "beginning", "-X", "check.crcs=true"]);
+        command.args(["-f", "%p %o\n", "-b", &process.address.to_string()]);
+        let mut found = BTreeSet::new();
+        let status = each_line(&mut command, KCAT_LIMIT, |line| {
+            let mut numbers = line.split(' ').filter_map(|number| number.parse::<i64>().ok());
+            found.extend(numbers.next().zip(numbers.next()));
+        })?;
+        let partitions = observed.partitions.iter().filter(|(of, _)| of.topic == topic);
+        let expected: BTreeSet<(i64, i64)> = partitions
+            .flat_map(|(of, contents)| {
+                contents.committed.records.keys().map(|offset| (i64::from(of.index), *offset))
+            })
+            .collect();
+        let missing = expected.difference(&found).next();
+        // Log compaction may remove records between the two reads.
+        let missing = missing.filter(|_| topic != "table");
+        let more = found.difference(&expected).next();
+        if !status.success() || missing.is_some() || more.is_some() {
+            differences.push(format!("{topic}: {status}, missing {missing:?}, more {more:?}"));
+        }
+    }
+    Ok(differences)
 }
 
 /// Describes a drill that has failed, for its file.

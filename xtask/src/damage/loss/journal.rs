@@ -9,8 +9,9 @@ use kafka_protocol::messages::incremental_alter_configs_request::{
 use kafka_protocol::messages::{CreateAclsRequest, IncrementalAlterConfigsRequest};
 use kafka_protocol::protocol::StrBytes;
 
-use super::super::model::{Model, Outcome, Partition};
+use super::super::model::{Commit, Model, Outcome, Partition};
 use super::super::work::Worker;
+use super::read::Observed;
 use super::site::Site;
 use crate::Error;
 use crate::rng::Rng;
@@ -107,6 +108,40 @@ impl Journal {
             (partition, next)
         });
         self.old_ends = ends.collect();
+    }
+
+    /// Replaces what was acknowledged by what is left of it, after that was checked.
+    pub(super) fn settle(&mut self, observed: &Observed, head: u64) {
+        for (partition, contents) in &observed.partitions {
+            let log = self.model.log_mut(partition);
+            log.records.retain(|offset, _| contents.all.records.contains_key(offset));
+            log.batches.retain(|base| contents.all.records.contains_key(base));
+            let txns: Vec<_> =
+                log.records.iter().filter_map(|(at, it)| Some((*at, it.txn?))).collect();
+            for (offset, txn) in txns {
+                let is_shown = contents.committed.records.contains_key(&offset);
+                let outcome = &mut self.model.transactions[txn].outcome;
+                *outcome = if is_shown { Outcome::Committed } else { Outcome::Aborted };
+            }
+        }
+        for (group, offsets) in &observed.groups {
+            let commit = |(of, offset): &(Partition, i64)| {
+                (of.clone(), vec![Commit { offset: *offset, txn: None }])
+            };
+            self.model.groups.insert(group.clone(), offsets.iter().map(commit).collect());
+        }
+        let mut names: Vec<String> = self.changes.drain(..).map(|change| change.of).collect();
+        names.sort_unstable();
+        names.dedup();
+        let changes = names.into_iter().map(|of| {
+            let value = observed.state.get(&of).cloned();
+            Change { of, value, head }
+        });
+        self.changes = changes.collect();
+        self.uploads.clear();
+        self.unknown_end = None;
+        self.unknown_session = None;
+        self.unknown_sequence = None;
     }
 
     /// Whether an offset was handed out after the loss.

@@ -255,7 +255,9 @@ impl One<'_> {
         let Variant { lost, how, when, .. } = variant;
         let (rng, journal) = (Rng::new(seed), base.journal.clone());
         let outcomes = Outcomes::default();
-        let mut drill = Drill { site, journal, lost, how, when, rng, outcomes };
+        let (is_rebuilt, is_second) = (false, false);
+        let mut drill =
+            Drill { site, journal, lost, how, when, rng, outcomes, is_rebuilt, is_second };
         if let Err(error) = drill.run() {
             drill.outcomes.differences.push(format!("it has not ended: {error}"));
         }
