@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::super::model::{Commit, Outcome, Partition, Record};
-use super::journal::{Journal, State};
+use super::journal::{Change, Journal, State};
 use super::read::{Contents, Observed};
 use super::stated::Stated;
 
@@ -181,6 +181,8 @@ struct Left {
     is_proven: bool,
     /// All of its records are left.
     is_whole: bool,
+    /// One of its partitions has lost records before its end: a marker may have been among them.
+    has_hole: bool,
 }
 
 /// Checks that exactly the committed transactions among what is left are visible.
@@ -209,6 +211,7 @@ fn transactions(facts: &Facts<'_>, differences: &mut Vec<String>) {
             };
             let left = all.entry(txn).or_insert_with(|| Left { is_whole: true, ..Left::default() });
             left.is_whole &= is_left;
+            left.has_hole |= facts.stated.has_hole(partition);
             let side = match is_shown {
                 true => &mut left.shown,
                 false if !is_left || is_waiting => continue,
@@ -234,12 +237,17 @@ fn transactions(facts: &Facts<'_>, differences: &mut Vec<String>) {
         }
     }
     for (txn, left) in all {
+        // Decisions of the state of transactions may be lost. A marker of another partition then
+        // decides only if it is there (docs/transactions.md, "Limits").
+        let may_be_undecided = facts.stated.state && left.has_hole;
         let name = format!("transaction {txn} of producer {}", model.transactions[txn].producer_id);
         if let (Some((shown, at)), Some((hidden, hidden_at))) = (&left.shown, &left.hidden) {
-            differences.push(format!(
-                "{name} is visible in part: offset {at} of {shown} is, and {hidden_at} of {hidden} \
-                 is not"
-            ));
+            if !may_be_undecided {
+                differences.push(format!(
+                    "{name} is visible in part: offset {at} of {shown} is, and {hidden_at} of \
+                     {hidden} is not"
+                ));
+            }
             continue;
         }
         if journal.unknown_end == Some(txn) {
@@ -250,10 +258,10 @@ fn transactions(facts: &Facts<'_>, differences: &mut Vec<String>) {
                 Outcome::Committed,
                 Left { hidden: Some((partition, at)), is_proven, is_whole, .. },
             ) => {
-                // The decision may be lost with the end of the state of transactions.
+                let was_uploaded = journal.uploads.iter().any(|it| it.transactions.contains(&txn));
                 let is_excused = facts.stated.state
-                    && !journal.uploads.iter().any(|it| it.transactions.contains(&txn))
-                    && !(*is_proven && *is_whole);
+                    && !(*is_proven && *is_whole)
+                    && (may_be_undecided || !was_uploaded);
                 if !is_excused {
                     differences.push(format!(
                         "{name} was committed, and is hidden: offset {at} of {partition}"
@@ -346,7 +354,7 @@ fn state(facts: &Facts<'_>, differences: &mut Vec<String>) {
     let stated = facts.stated;
     let lacks =
         |number: u64| stated.all_changes || stated.changes && facts.numbers.contains(&number);
-    let mut histories: BTreeMap<&str, Vec<_>> = BTreeMap::new();
+    let mut histories: BTreeMap<&str, Vec<&Change>> = BTreeMap::new();
     for change in &facts.journal.changes {
         histories.entry(&change.of).or_default().push(change);
     }
@@ -372,3 +380,7 @@ fn state(facts: &Facts<'_>, differences: &mut Vec<String>) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

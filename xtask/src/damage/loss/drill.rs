@@ -76,9 +76,18 @@ pub(super) struct Outcomes {
     pub(super) differences: Vec<String>,
     /// What was done, for people.
     pub(super) notes: Vec<String>,
-    /// Whether `alluvium rebuild` was needed, and acknowledged records that are lost.
+    pub(super) losses: Vec<Loss>,
+}
+
+/// One loss of a drill.
+pub(super) struct Loss {
+    pub(super) lost: Lost,
+    pub(super) how: How,
+    /// Whether `alluvium rebuild` was needed.
     pub(super) is_rebuilt: bool,
+    /// Acknowledged records that are lost.
     pub(super) lost_records: u64,
+    pub(super) differences: usize,
 }
 
 /// A drill.
@@ -96,22 +105,34 @@ pub(super) struct Drill {
 }
 
 impl Drill {
-    /// Runs the drill. The error is one that ends it early, and counts as a difference.
-    pub(super) fn run(&mut self) -> Result<(), Error> {
-        self.round()?;
+    /// Runs the drill. An error that ends it early counts as a difference.
+    pub(super) fn run(&mut self) {
+        self.next_loss();
         // In one of three drills the catalog or the log is lost another time.
-        if self.rng.below(3) == 0 && !self.lost.is_of_objects() {
+        let is_intact = self.outcomes.differences.is_empty();
+        if is_intact && !self.lost.is_of_objects() && self.rng.below(3) == 0 {
             let all = Lost::REBUILT;
             (self.lost, self.how) = all[self.rng.below(all.len() as u64) as usize];
             self.outcomes.notes.push(format!("then: {}, {}", self.lost, self.how));
             self.is_second = true;
-            self.round()?;
+            self.next_loss();
         }
-        Ok(())
     }
 
-    /// Load, loss, recovery, checks.
-    fn round(&mut self) -> Result<(), Error> {
+    fn next_loss(&mut self) {
+        self.is_rebuilt = false;
+        let lost_records = self.round().unwrap_or_else(|error| {
+            self.differ(format!("the drill has not ended: {error}"));
+            0
+        });
+        let Self { lost, how, is_rebuilt, .. } = *self;
+        let before: usize = self.outcomes.losses.iter().map(|loss| loss.differences).sum();
+        let differences = self.outcomes.differences.len() - before;
+        self.outcomes.losses.push(Loss { lost, how, is_rebuilt, lost_records, differences });
+    }
+
+    /// Load, loss, recovery, checks. Returns the number of acknowledged records that are lost.
+    fn round(&mut self) -> Result<u64, Error> {
         self.load()?;
         let head = self.site.bucket.head();
         self.journal.note_loss();
@@ -128,12 +149,10 @@ impl Drill {
             damaged.must.clear();
         }
         let logged = self.site.log()?.len();
-        self.is_rebuilt = false;
         let (process, mut stated) = self.recover()?;
         if !self.is_rebuilt {
             stated = self.logged_losses(&self.site.log()?[logged..]);
         }
-        self.outcomes.is_rebuilt |= self.is_rebuilt;
         let facts = |journal: &Journal, process: &Process| -> Result<_, Error> {
             let mut client = Client::connect(process.address)?;
             let mut observed = observe(&mut client, &journal.model)?;
@@ -171,10 +190,10 @@ impl Drill {
         if let Some(line) = panic_in(&self.site.log()?) {
             differences.push(format!("a panic: {line}"));
         }
-        self.outcomes.lost_records += lost_records(&self.journal, &stated);
+        let lost_records = lost_records(&self.journal, &stated);
         self.outcomes.differences.extend(differences);
         self.journal.settle(&observed, self.site.bucket.head());
-        Ok(())
+        Ok(lost_records)
     }
 
     fn pace(&self) -> Pace {

@@ -42,6 +42,10 @@ pub(super) struct Change {
 }
 
 impl Change {
+    pub(super) fn new(of: &str, value: &str, head: u64) -> Self {
+        Self { of: of.to_owned(), value: Some(value.to_owned()), head }
+    }
+
     /// Whether the chain has it if it ends at `head` and lacks the objects with these numbers.
     pub(super) fn is_kept(&self, head: u64, lacks: &dyn Fn(u64) -> bool) -> bool {
         let last = self.head + UNTIL_PUBLISHED;
@@ -167,25 +171,25 @@ impl Journal {
             0 => {
                 let name = format!("made-{number}");
                 worker.request_topic(&name, 1, &[])?;
-                (format!("topic {name}"), Some("there".into()))
+                (format!("topic {name}"), "there".to_owned())
             }
             1 => {
                 let value = (1_000_000 + number).to_string();
                 set(&mut worker, SET_TOPIC, &value)?;
-                (format!("setting {SET_TOPIC}"), Some(value))
+                (format!("setting {SET_TOPIC}"), value)
             }
             2 => {
                 let name = format!("user-{number}");
                 site.add_user(&name)?;
-                (format!("user {name}"), Some("there".into()))
+                (format!("user {name}"), "there".into())
             }
             _ => {
                 let name = format!("acl-{number}");
                 allow(&mut worker, &name)?;
-                (acl_name(&name), Some("there".into()))
+                (acl_name(&name), "there".into())
             }
         };
-        self.changes.push(Change { of, value, head });
+        self.changes.push(Change::new(&of, &value, head));
         Ok(())
     }
 }

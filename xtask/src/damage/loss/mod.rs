@@ -28,7 +28,7 @@ use std::time::Instant;
 
 use self::base::Base;
 use self::cause::{How, Lost};
-use self::drill::{Drill, Outcomes, When, describe};
+use self::drill::{Drill, Loss, Outcomes, When, describe};
 use self::site::{Bucket, Site};
 use crate::Error;
 use crate::report::Case;
@@ -72,7 +72,7 @@ impl std::fmt::Display for Variant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { lost, how, when, place } = self;
         let place = if *place == Place::S3 { "S3" } else { "directory" };
-        write!(f, "{lost}: {how}, {when}, {place}")
+        write!(f, "{lost} {how}, {when}, {place}")
     }
 }
 
@@ -208,10 +208,7 @@ fn run_drills(
             println!(
                 "{state} - drill {seed}: {}{}; {} of {} after {:.0} s",
                 summary.variant,
-                match summary.outcomes.is_rebuilt {
-                    true => format!("; rebuilt, {} records lost", summary.outcomes.lost_records),
-                    false => String::new(),
-                },
+                summary.outcomes.losses.iter().map(told).collect::<String>(),
                 all.len() + 1,
                 campaign.drills,
                 begun.elapsed().as_secs_f64(),
@@ -232,6 +229,15 @@ fn run_drills(
     let mut summaries = summaries.into_inner().map_err(|_| "a worker has panicked")?;
     summaries.sort_by_key(|summary: &Summary| summary.seed);
     Ok(summaries)
+}
+
+/// Describes the result of a loss, and names it unless it is the first one.
+fn told(loss: &Loss) -> String {
+    let Loss { lost, how, is_rebuilt, lost_records, .. } = loss;
+    match is_rebuilt {
+        true => format!("; {lost} {how}: rebuilt, {lost_records} records lost"),
+        false => format!("; {lost} {how}: started"),
+    }
 }
 
 struct One<'a> {
@@ -258,9 +264,7 @@ impl One<'_> {
         let (is_rebuilt, is_second) = (false, false);
         let mut drill =
             Drill { site, journal, lost, how, when, rng, outcomes, is_rebuilt, is_second };
-        if let Err(error) = drill.run() {
-            drill.outcomes.differences.push(format!("it has not ended: {error}"));
-        }
+        drill.run();
         if !drill.outcomes.differences.is_empty() {
             let kept = self.campaign.directory.join(format!("drill-{seed}"));
             self.keep(&drill, &kept)?;
@@ -283,10 +287,10 @@ impl One<'_> {
     }
 }
 
-/// Numbers of drills of one kind of loss.
+/// Numbers of one kind of loss.
 #[derive(Default)]
 struct Tally {
-    drills: u64,
+    losses: u64,
     rebuilt: u64,
     lost_records: u64,
     differences: usize,
@@ -296,14 +300,17 @@ struct Tally {
 
 fn tallies(summaries: &[Summary]) -> BTreeMap<String, Tally> {
     let mut tallies: BTreeMap<String, Tally> = BTreeMap::new();
-    for Summary { seed, variant, outcomes } in summaries {
-        let tally = tallies.entry(format!("{}: {}", variant.lost, variant.how)).or_default();
-        tally.drills += 1;
-        tally.rebuilt += u64::from(outcomes.is_rebuilt);
-        tally.lost_records += outcomes.lost_records;
-        tally.differences += outcomes.differences.len();
-        if let Some(first) = outcomes.differences.first() {
-            tally.first.get_or_insert_with(|| format!("drill {seed}: {first}"));
+    for Summary { seed, outcomes, .. } in summaries {
+        for loss in &outcomes.losses {
+            let tally = tallies.entry(format!("{}: {}", loss.lost, loss.how)).or_default();
+            tally.losses += 1;
+            tally.rebuilt += u64::from(loss.is_rebuilt);
+            tally.lost_records += loss.lost_records;
+            tally.differences += loss.differences;
+            let first = outcomes.differences.first().filter(|_| loss.differences > 0);
+            if let Some(first) = first {
+                tally.first.get_or_insert_with(|| format!("drill {seed}: {first}"));
+            }
         }
     }
     tallies
@@ -313,15 +320,15 @@ fn table(summaries: &[Summary]) -> String {
     let tallies = tallies(summaries);
     let width = tallies.keys().map(String::len).max().unwrap_or(0);
     let mut text =
-        format!("\n{:width$}  drills  rebuilt  records lost  differences\n", "what is lost");
+        format!("\n{:width$}  losses  rebuilt  records lost  differences\n", "what is lost");
     let line = |name: &str, tally: &Tally| {
-        let Tally { drills, rebuilt, lost_records, differences, .. } = tally;
-        format!("{name:width$}  {drills:>6}  {rebuilt:>7}  {lost_records:>12}  {differences:>11}\n")
+        let Tally { losses, rebuilt, lost_records, differences, .. } = tally;
+        format!("{name:width$}  {losses:>6}  {rebuilt:>7}  {lost_records:>12}  {differences:>11}\n")
     };
     let mut all = Tally::default();
     for (name, tally) in &tallies {
         text.push_str(&line(name, tally));
-        all.drills += tally.drills;
+        all.losses += tally.losses;
         all.rebuilt += tally.rebuilt;
         all.lost_records += tally.lost_records;
         all.differences += tally.differences;

@@ -78,6 +78,12 @@ impl Stated {
         ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&offset)))
     }
 
+    /// Whether records before the end of the partition are lost.
+    pub(super) fn has_hole(&self, partition: &Partition) -> bool {
+        let ranges = self.ranges.get(partition);
+        ranges.is_some_and(|ranges| ranges.iter().any(|range| range.end != i64::MAX))
+    }
+
     /// Whether the offset is in an end that is lost.
     pub(super) fn is_lost_end(&self, partition: &Partition, offset: i64) -> bool {
         self.ends.get(partition).is_some_and(|(from, _)| offset >= *from)
