@@ -329,6 +329,9 @@ fn a_loss_puts_transactions_in_doubt_until_their_state_is_known_again() {
         transaction.apply(2, event);
         let found = (transaction.state, transaction.identity, transaction.doubt);
         assert_eq!(found, (State::Prepared(Abort), identity(5, 21, -1, NONE), Doubt::Renew));
+        // The epoch may have been issued before.
+        transaction.apply(9, Event::Completed);
+        assert_eq!(transaction.check_open(5, 21), Err(E::InvalidProducerIdMapping));
     }
 }
 

@@ -277,7 +277,12 @@ impl Transaction {
     /// Whether the next producer needs another producer id, because every remaining epoch may have
     /// been issued.
     fn is_exhausted(&self) -> bool {
-        self.identity.epoch >= LAST_EPOCH || matches!(self.doubt, Doubt::Resolved | Doubt::Renew)
+        self.identity.epoch >= LAST_EPOCH || self.has_lost_epochs()
+    }
+
+    /// Whether transactions may be lost that have begun, also in the current epoch.
+    fn has_lost_epochs(&self) -> bool {
+        matches!(self.doubt, Doubt::Resolved | Doubt::Renew)
     }
 
     /// Returns the event that aborts an open transaction on timeout. The producer learns of it with
@@ -312,7 +317,7 @@ impl Transaction {
         }
         match self.state {
             State::Prepared(_) => Err(ResponseError::ConcurrentTransactions),
-            _ if self.doubt == Doubt::Resolved => Err(ResponseError::InvalidProducerIdMapping),
+            _ if self.has_lost_epochs() => Err(ResponseError::InvalidProducerIdMapping),
             State::Empty | State::Ongoing | State::Completed(_) => Ok(()),
         }
     }

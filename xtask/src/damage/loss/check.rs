@@ -323,8 +323,8 @@ fn groups(facts: &Facts<'_>, differences: &mut Vec<String>) {
             if at < least {
                 let expected = effective[least - 1].offset;
                 differences.push(format!(
-                    "group {group}, {partition}: committed {expected}, found {found:?}, and no loss \
-                     of it is stated"
+                    "group {group}, {partition}: committed {expected}, found {found:?}, and no \
+                     loss of it is stated"
                 ));
             }
         }
@@ -337,13 +337,16 @@ fn kept_commits(facts: &Facts<'_>, key: &(String, Partition)) -> usize {
         true => 0,
         false => facts.numbers.first().copied().unwrap_or(u64::MAX),
     };
-    let uploads = facts.journal.uploads.iter().rev();
-    let kept = uploads.filter(|uploaded| uploaded.head < first_lost).next();
+    let mut uploads = facts.journal.uploads.iter().rev();
+    let kept = uploads.find(|uploaded| uploaded.head < first_lost);
     kept.and_then(|uploaded| uploaded.commits.get(key)).copied().unwrap_or(0)
 }
 
 /// Whether a request without an answer may have committed this offset.
 fn is_possible(journal: &Journal, partition: &Partition, commits: &[Commit], found: i64) -> bool {
+    if !journal.is_cut_off {
+        return false;
+    }
     let of_end = |commit: &Commit| commit.txn.is_some() && commit.txn == journal.unknown_end;
     commits.iter().any(|commit| commit.offset == found && of_end(commit))
         || journal.model.log(partition).records.contains_key(&(found - 1))

@@ -110,7 +110,7 @@ fn exactly_the_stated_records_must_be_missing() {
     setup.lose(0, 0, false);
     setup.finds("missing, and not stated as lost: 1 from offset 0 on");
     let mut setup = Setup::new();
-    setup.stated.ranges.insert(at(0), vec![1..2]);
+    setup.stated.ranges.entry(at(0)).or_default().push(1..2);
     setup.finds("stated as lost, and can be read");
 }
 

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::super::client::Client;
 use super::super::image::{BUSY, IDLE_PRODUCER, Load, step};
@@ -374,8 +374,10 @@ impl Drill {
         let done = self.site.tool(&[&words[..], &more].concat(), "--object-store")?;
         let expected = if wanted.is_clean { 0 } else { 3 };
         let done = done.json(&[expected])?;
-        if without_wal(&dry) != without_wal(&done) {
-            self.differ("the dry run has stated something else than the rebuild".into());
+        if let Some(difference) = first_difference(&dry, &done, "") {
+            self.differ(format!(
+                "the dry run states something else than the rebuild: {difference}"
+            ));
         }
         self.outcomes.notes.push(format!("rebuilt: {}", summary(&done)));
         Stated::read(&done)
@@ -397,12 +399,21 @@ impl Drill {
     }
 }
 
-fn without_wal(report: &Value) -> Value {
-    let mut report = report.clone();
-    if let Some(fields) = report.as_object_mut() {
-        fields.remove("wal");
+/// Returns where two reports differ first, except for the new log.
+fn first_difference(dry: &Value, done: &Value, at: &str) -> Option<String> {
+    match (dry, done) {
+        (Value::Object(left), Value::Object(right)) => {
+            let keys: BTreeSet<&String> = left.keys().chain(right.keys()).collect();
+            keys.into_iter().filter(|key| *key != "wal").find_map(|key| {
+                let of = |fields: &Map<String, Value>| fields.get(key).cloned().unwrap_or_default();
+                first_difference(&of(left), &of(right), &format!("{at}/{key}"))
+            })
+        }
+        (Value::Array(left), Value::Array(right)) if left.len() == right.len() => {
+            left.iter().zip(right).find_map(|(left, right)| first_difference(left, right, at))
+        }
+        _ => (dry != done).then(|| format!("{at}: {dry}, {done}")),
     }
-    report
 }
 
 /// The parts of a report that people look at first.
@@ -451,6 +462,7 @@ impl Damaged {
 }
 
 /// When a server under load is killed.
+#[derive(Clone, Copy)]
 enum Wait {
     Time(Duration),
     /// When the metric changes.

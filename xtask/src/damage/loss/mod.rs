@@ -208,7 +208,7 @@ fn run_drills(
             println!(
                 "{state} - drill {seed}: {}{}; {} of {} after {:.0} s",
                 summary.variant,
-                summary.outcomes.losses.iter().map(told).collect::<String>(),
+                summary.outcomes.losses.iter().map(result_of).collect::<String>(),
                 all.len() + 1,
                 campaign.drills,
                 begun.elapsed().as_secs_f64(),
@@ -232,7 +232,7 @@ fn run_drills(
 }
 
 /// Describes the result of a loss, and names it unless it is the first one.
-fn told(loss: &Loss) -> String {
+fn result_of(loss: &Loss) -> String {
     let Loss { lost, how, is_rebuilt, lost_records, .. } = loss;
     match is_rebuilt {
         true => format!("; {lost} {how}: rebuilt, {lost_records} records lost"),

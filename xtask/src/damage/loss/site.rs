@@ -213,7 +213,7 @@ impl Printed {
     /// The printed JSON, if the command has ended with one of these codes.
     pub(super) fn json(&self, codes: &[i32]) -> Result<Value, Error> {
         if !self.code.is_some_and(|code| codes.contains(&code)) {
-            return Err(format!("{}", self).into());
+            return Err(self.to_string().into());
         }
         Ok(serde_json::from_str(&self.stdout)
             .map_err(|error| format!("{error}: no JSON from {self}"))?)

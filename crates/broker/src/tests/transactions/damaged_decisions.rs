@@ -322,3 +322,34 @@ async fn a_producer_cannot_continue_a_transaction_whose_begin_is_lost() {
         assert_eq!(producer.end(true).await, 0);
     }
 }
+
+/// An open transaction is aborted in an epoch that was issued before, by the end of it that is
+/// lost: the producer in that epoch has begun another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_epoch_does_not_continue_after_an_abort() {
+    let mut server = TestServer::start().await;
+    let topic_id = server.topic("t", 2, &[]).await;
+    let mut producer = Producer::init(&server, "a", true).await;
+    let id = producer.id;
+    assert_eq!(producer.produce("t", topic_id, 0).await, (0, 0));
+    server.store().flush().await.unwrap();
+    assert_eq!(producer.end(true).await, 0);
+    assert_eq!(producer.produce("t", topic_id, 0).await, (0, 3));
+    go_on(&server).await;
+    server
+        .crash_and_damage(|wal| {
+            for (kind, n) in [(PREPARED, 0), (COMPLETED, 0), (ADDED, 1)] {
+                flip_state(wal, b'a', kind, n);
+            }
+            for offset in [2, 3] {
+                flip_batch(wal, (id, offset), 0);
+            }
+        })
+        .await;
+    producer.reconnect(&server).await;
+    let refused = producer.produce("t", topic_id, 1).await.0;
+    assert_eq!(refused, INVALID_PRODUCER_ID_MAPPING);
+    assert_ne!(producer.end(true).await, 0);
+    let next = Producer::init(&server, "a", true).await;
+    assert_ne!(next.id, id);
+}
