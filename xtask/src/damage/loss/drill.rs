@@ -399,12 +399,14 @@ impl Drill {
     }
 }
 
-/// Returns where two reports differ first, except for the new log.
+/// Returns where two reports differ first, except for the new log, and for reasons: one of an S3
+/// server has the duration of the request.
 fn first_difference(dry: &Value, done: &Value, at: &str) -> Option<String> {
     match (dry, done) {
         (Value::Object(left), Value::Object(right)) => {
             let keys: BTreeSet<&String> = left.keys().chain(right.keys()).collect();
-            keys.into_iter().filter(|key| *key != "wal").find_map(|key| {
+            let is_compared = |key: &&String| *key != "wal" && *key != "reason";
+            keys.into_iter().filter(is_compared).find_map(|key| {
                 let of = |fields: &Map<String, Value>| fields.get(key).cloned().unwrap_or_default();
                 first_difference(&of(left), &of(right), &format!("{at}/{key}"))
             })
