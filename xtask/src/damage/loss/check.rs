@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::super::model::{Commit, Outcome, Partition, Record};
 use super::journal::{Change, Journal, State};
-use super::read::{Contents, Observed};
+use super::read::{Contents, Observed, View};
 use super::stated::Stated;
 
 /// What is compared with the journal.
@@ -18,6 +18,7 @@ pub(super) struct Facts<'a> {
     pub(super) may: &'a [(Partition, Range<i64>)],
     /// What was in an object that does not exist any more.
     pub(super) gone: &'a [(Partition, Range<i64>)],
+    pub(super) is_chain_lost: bool,
     /// The newest object of the chain when the server ended, and those that are lost.
     pub(super) head: u64,
     pub(super) numbers: &'a BTreeSet<u64>,
@@ -42,15 +43,13 @@ pub(super) fn check(facts: &Facts<'_>) -> Vec<String> {
     }
     for partition in journal.model.partitions() {
         let Some(contents) = facts.observed.partitions.get(&partition) else {
-            // Its topic may be one that nothing was written to before the loss.
-            if journal
-                .model
-                .log(&partition)
-                .records
-                .keys()
-                .any(|it| !facts.stated.is_lost(&partition, *it))
-            {
-                differences.push(format!("{partition}: there is no such topic"));
+            // Nothing shows a partition whose objects are lost with the chain.
+            let is_known = |offset: &i64| {
+                !facts.stated.is_lost(&partition, *offset)
+                    && !(facts.is_chain_lost && has(facts.gone, &partition, *offset))
+            };
+            if journal.model.log(&partition).records.keys().any(is_known) {
+                differences.push(format!("{partition}: there is no such partition"));
             }
             continue;
         };
@@ -129,7 +128,9 @@ fn records(facts: &Facts<'_>, partition: &Partition, contents: &Contents, found:
         }
         if view.is_unreadable(*offset) {
             found.add(format!("cannot be read ({:?})", view.unreadable[0].2), *offset);
-        } else if must_be_there(facts, partition, *offset, record) {
+        } else if must_be_there(facts, partition, *offset, record)
+            && !is_unknown(facts, partition, view, *offset)
+        {
             found.add("missing, and not stated as lost", *offset);
         }
     }
@@ -153,6 +154,16 @@ fn records(facts: &Facts<'_>, partition: &Partition, contents: &Contents, found:
     {
         found.add("the partition continues at an offset that was handed out", *resume);
     }
+}
+
+/// Whether a record was in an object that is lost together with the whole chain, and nothing shows
+/// it: what precedes the first record that is left may have been deleted, and what follows the last
+/// one is stated as skipped.
+fn is_unknown(facts: &Facts<'_>, partition: &Partition, view: &View, offset: i64) -> bool {
+    let skipped = facts.stated.skipped.get(partition).into_iter().flatten();
+    let is_outside = view.records.range(..offset).next().is_none()
+        || skipped.into_iter().any(|range| range.contains(&offset));
+    facts.is_chain_lost && has(facts.gone, partition, offset) && is_outside
 }
 
 /// Whether an offset is stated as lost. What was written after the loss is not.

@@ -85,6 +85,7 @@ impl Setup {
             must: &[],
             may: &[],
             gone: &[],
+            is_chain_lost: false,
             head: 9,
             numbers: &BTreeSet::new(),
         })

@@ -166,15 +166,21 @@ impl Drill {
                 must: &damaged.must,
                 may: &damaged.may,
                 gone: &damaged.gone,
+                is_chain_lost: self.lost == Lost::ObjectAndChain,
                 head,
                 numbers: &done.numbers,
             });
             Ok((observed, differences))
         };
         let when = if self.is_second { ", second loss" } else { "" };
-        let (_, found) = facts(&self.journal, &process)?;
+        let (observed, found) = facts(&self.journal, &process)?;
         let mut differences = named(&format!("after the loss{when}"), found);
         let journal = &mut self.journal;
+        journal.model.topics.retain(|topic, logs| {
+            // The last partitions may be lost with all of their records.
+            logs.truncate(observed.partitions.keys().filter(|it| it.topic == *topic).count());
+            !logs.is_empty()
+        });
         let continued = proceed(journal, &stated, process.address, &mut self.rng)?;
         differences.extend(named("while clients continue", continued));
         let ending = if self.rng.below(2) == 0 { Ending::Sigterm } else { Ending::Sigkill };
@@ -529,9 +535,10 @@ fn kill_under_load(
 
 /// Runs a step of any load.
 fn any_step(worker: &mut Worker<'_>, rng: &mut Rng) -> Result<(), Error> {
+    let wide = worker.model.topics.get(WIDE).map_or(0, Vec::len) as u64;
     match rng.below(9) {
-        8 => {
-            let index = rng.below(worker.model.topics[WIDE].len() as u64) as i32;
+        8 if wide > 0 => {
+            let index = rng.below(wide) as i32;
             let records = worker.records(1, 100, None);
             worker.produce(&Partition { topic: WIDE.into(), index }, records).map(drop)
         }

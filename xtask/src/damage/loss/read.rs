@@ -25,6 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(30);
 const FETCH_BYTES: i32 = 1 << 20;
 const EARLIEST: i64 = -2;
+const UNKNOWN_PARTITION: i16 = 3;
 
 /// The end of a transaction in a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,9 @@ pub(super) fn observe(client: &mut Client, model: &Model) -> Result<Observed, Er
         let all = reader.read(&starts, false)?;
         let committed = reader.read(&starts, true)?;
         for (index, (all, committed)) in (0..).zip(all.into_iter().zip(committed)) {
+            if !starts.contains_key(&index) {
+                continue;
+            }
             let partition = Partition { topic: topic.clone(), index };
             observed.partitions.insert(partition, Contents { all, committed });
         }
@@ -96,8 +100,8 @@ impl Reader<'_> {
         Partition { topic: self.topic.to_owned(), index }
     }
 
-    /// Returns the first offset of each partition.
-    fn starts(&mut self) -> Result<Vec<i64>, Error> {
+    /// Returns the first offset of each partition that exists.
+    fn starts(&mut self) -> Result<BTreeMap<i32, i64>, Error> {
         let wanted = (0..self.count).map(|index| {
             ListOffsetsPartition::default()
                 .with_partition_index(index)
@@ -109,15 +113,18 @@ impl Reader<'_> {
             .with_partitions(wanted.collect());
         let request =
             ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![topic]);
-        let mut starts = vec![0; self.count as usize];
+        let mut starts = BTreeMap::new();
         for result in self.client.call(5, &request)?.topics.into_iter().flat_map(|it| it.partitions)
         {
+            if result.error_code == UNKNOWN_PARTITION {
+                continue;
+            }
             if result.error_code != 0 {
                 let Self { topic, .. } = self;
                 let (index, code) = (result.partition_index, result.error_code);
                 return Err(format!("ListOffsets of {topic}-{index}: error code {code}").into());
             }
-            starts[result.partition_index as usize] = result.offset;
+            starts.insert(result.partition_index, result.offset);
         }
         Ok(starts)
     }
@@ -154,9 +161,9 @@ impl Reader<'_> {
     }
 
     /// Reads all partitions from their starts to their ends.
-    fn read(&mut self, starts: &[i64], committed: bool) -> Result<Vec<View>, Error> {
-        let mut views = vec![View::default(); starts.len()];
-        let mut positions: BTreeMap<i32, i64> = (0..).zip(starts.iter().copied()).collect();
+    fn read(&mut self, starts: &BTreeMap<i32, i64>, committed: bool) -> Result<Vec<View>, Error> {
+        let mut views = vec![View::default(); self.count as usize];
+        let mut positions = starts.clone();
         let mut since_progress = Instant::now();
         while !positions.is_empty() {
             let mut has_progress = false;
