@@ -44,12 +44,11 @@ pub(super) fn check(facts: &Facts<'_>) -> Vec<String> {
     for partition in journal.model.partitions() {
         let Some(contents) = facts.observed.partitions.get(&partition) else {
             // Nothing shows a partition whose objects are lost with the chain.
-            let is_known = |offset: &i64| {
-                let is_stated = facts.stated.is_lost(&partition, *offset);
-                let is_unknown = facts.is_chain_lost && has(facts.gone, &partition, *offset);
-                !is_stated && !is_unknown
+            let is_explained = |offset: &i64| {
+                facts.stated.is_lost(&partition, *offset)
+                    || facts.is_chain_lost && has(facts.gone, &partition, *offset)
             };
-            if journal.model.log(&partition).records.keys().any(is_known) {
+            if !journal.model.log(&partition).records.keys().all(is_explained) {
                 differences.push(format!("{partition}: there is no such partition"));
             }
             continue;
