@@ -198,7 +198,7 @@ impl Drill {
         }
         let lost_records = lost_records(&self.journal, &stated);
         self.outcomes.differences.extend(differences);
-        self.journal.settle(&observed, self.site.bucket.head());
+        self.journal.settle(&observed);
         Ok(lost_records)
     }
 

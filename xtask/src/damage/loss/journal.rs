@@ -115,7 +115,7 @@ impl Journal {
     }
 
     /// Replaces what was acknowledged by what is left of it, after that was checked.
-    pub(super) fn settle(&mut self, observed: &Observed, head: u64) {
+    pub(super) fn settle(&mut self, observed: &Observed) {
         for (partition, contents) in &observed.partitions {
             let log = self.model.log_mut(partition);
             log.records.retain(|offset, _| contents.all.records.contains_key(offset));
@@ -134,14 +134,17 @@ impl Journal {
             };
             self.model.groups.insert(group.clone(), offsets.iter().map(commit).collect());
         }
-        let mut names: Vec<String> = self.changes.drain(..).map(|change| change.of).collect();
-        names.sort_unstable();
-        names.dedup();
-        let changes = names.into_iter().map(|of| {
-            let value = observed.state.get(&of).cloned();
-            Change { of, value, head }
-        });
-        self.changes = changes.collect();
+        let mut left: BTreeMap<String, Change> = BTreeMap::new();
+        for change in self.changes.drain(..) {
+            let found = observed.state.get(&change.of);
+            let is_it = |change: &Change| change.value.as_ref() == found;
+            // The object of the chain that has the change may still be lost.
+            if is_it(&change) || !left.get(&change.of).is_some_and(is_it) {
+                let change = Change { value: found.cloned(), ..change };
+                left.insert(change.of.clone(), change);
+            }
+        }
+        self.changes = left.into_values().collect();
         self.uploads.clear();
         self.unknown_end = None;
         self.unknown_session = None;
