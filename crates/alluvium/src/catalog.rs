@@ -72,7 +72,7 @@ impl CatalogArgs {
     /// Returns the object store.
     ///
     /// # Errors
-    /// It cannot be read from outside a server, or does not exist.
+    /// It cannot be read from outside a server.
     pub(crate) fn url(&self) -> Result<ObjectStoreUrl, Failure> {
         readable(&self.object_store, &self.s3)
     }
@@ -119,10 +119,6 @@ fn readable(text: &str, s3: &S3Args) -> Result<ObjectStoreUrl, Failure> {
     let url = ObjectStoreUrl::parse(text, s3.settings()).map_err(Failure::Usage)?;
     match &url {
         ObjectStoreUrl::Memory => Err(objects::memory_of_a_server()),
-        // Otherwise it would be created, and all objects would be missing.
-        ObjectStoreUrl::Directory(path) if !path.is_dir() => {
-            Err(Failure::Failed(format!("object store {url}: no such directory")))
-        }
         ObjectStoreUrl::Directory(_) | ObjectStoreUrl::S3(_) => Ok(url),
     }
 }
@@ -141,16 +137,33 @@ async fn chosen(
     only(url, &stores, "there is no catalog")
 }
 
+/// Number of stores that an error lists.
+const LISTED: usize = 20;
+
 /// Returns the only one of the stores in an object store.
-fn only(url: &ObjectStoreUrl, stores: &[Uuid], none: &str) -> Result<Uuid, Failure> {
+///
+/// # Errors
+/// There is none, or there are several, which the error lists.
+pub(crate) fn only(url: &ObjectStoreUrl, stores: &[Uuid], none: &str) -> Result<Uuid, Failure> {
     match stores {
         [] => Err(Failure::Failed(format!("object store {url}: {none}"))),
         [only] => Ok(*only),
-        [first, .., _] => Err(Failure::Usage(format!(
-            "object store {url}: it is used by several servers. Choose one with --store, \
-             for example {first}; `alluvium catalog list` shows them"
+        _ => Err(Failure::Usage(format!(
+            "object store {url}: it is used by several servers. Choose one with --store: {}. \
+             `alluvium catalog list` shows more of them",
+            listed(stores)
         ))),
     }
+}
+
+/// Lists stores, for messages.
+pub(crate) fn listed(stores: &[Uuid]) -> String {
+    let mut names: Vec<_> = stores.iter().map(Uuid::to_string).collect();
+    names.sort();
+    let more = names.len().saturating_sub(LISTED);
+    names.truncate(LISTED);
+    let names = names.join(", ");
+    if more > 0 { format!("{names}, and {more} more") } else { names }
 }
 
 /// Reads the catalog of `store`, or the only one.

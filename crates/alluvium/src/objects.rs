@@ -254,12 +254,15 @@ pub(crate) fn memory_of_a_server() -> Failure {
     Failure::Usage("memory:// is memory of a server and cannot be read from outside".into())
 }
 
-/// Opens the object store for a tool that only reads: a local directory is not marked.
+/// Opens the object store to read only: a local directory is neither created nor marked.
 ///
 /// # Errors
-/// As [`open`].
+/// A local directory that does not exist; else as [`open`].
 pub(crate) fn open_to_read(url: &ObjectStoreUrl) -> Result<Arc<dyn ObjectStore>, Failure> {
     let ObjectStoreUrl::Directory(directory) = url else { return open(url) };
+    if !directory.is_dir() {
+        return Err(Failure::Failed(format!("object store {url}: no such directory")));
+    }
     match LocalFileSystem::new_with_prefix(directory) {
         Ok(store) => Ok(Arc::new(store)),
         Err(error) => Err(Failure::Failed(format!("object store {url}: {error}"))),

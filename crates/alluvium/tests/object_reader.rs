@@ -12,7 +12,7 @@ use std::sync::Arc;
 use alluvium_device::sim::{Random, SimDisk, SimOptions, Stepper};
 use alluvium_stream::object::{Block, DecodeError, DirectoryRow, Origin, Whole};
 use alluvium_stream::{
-    Batch, Change, Fold, KIND_LOG, NewBatch, Options, Store, StoredObject, StreamId, StreamOffset,
+    Batch, Change, KIND_LOG, NewBatch, Options, Store, StoredObject, StreamId, StreamOffset,
     local_objects,
 };
 use alluvium_wal::{FormatOptions, Wal};
@@ -20,23 +20,6 @@ use serde_json::{Value, json};
 use support::{python_is_there, random_bytes};
 
 const WAL_BYTES: u64 = 32 << 20;
-
-/// Keeps no checkpoint.
-struct NoCheckpoint;
-
-impl Fold for NoCheckpoint {
-    fn fold(
-        &self,
-        _: StreamId,
-        _: u8,
-        _: std::ops::Range<StreamOffset>,
-        _: StreamOffset,
-        _: Option<&[u8]>,
-        _: &[Batch],
-    ) -> Option<Vec<u8>> {
-        None
-    }
-}
 
 /// Writes objects with this many streams into a directory, and returns their paths.
 async fn written(directory: &Path, streams: u32, random: &mut Random) -> Vec<PathBuf> {
@@ -49,7 +32,7 @@ async fn written(directory: &Path, streams: u32, random: &mut Random) -> Vec<Pat
         max_record_bytes: 1 << 20,
         ..alluvium_wal::Options::default()
     };
-    let fold = Arc::new(NoCheckpoint);
+    let fold = Arc::new(());
     let opened = Store::open(disk.device(), wal_options, objects, fold, options, None);
     let store = opened.await.unwrap().store;
     let ids = store.new_stream_ids(streams).await.unwrap();

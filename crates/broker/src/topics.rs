@@ -535,6 +535,15 @@ impl Topics {
         *self.defaults.write() = defaults;
     }
 
+    /// Notes that a topic was deleted at this time, or is being deleted.
+    fn note_deleted(&self, topic: &Topic, at: Option<Instant>) {
+        let mut deleted = self.deleted.lock();
+        if deleted.len() == MAX_DELETED {
+            deleted.pop_front();
+        }
+        deleted.push_back(Deleted { name: topic.name.clone(), id: topic.id, at });
+    }
+
     /// Deletes a topic and its records.
     ///
     /// # Errors
@@ -551,13 +560,7 @@ impl Topics {
         let cleaned = |partition: &Arc<Partition>| log_compaction::meta_key(partition.stream.id());
         changes.extend(topic.partitions.iter().map(cleaned).map(Change::DeleteMeta));
         changes.push(Change::DeleteMeta(meta_key(&topic.name)));
-        {
-            let mut deleted = self.deleted.lock();
-            if deleted.len() == MAX_DELETED {
-                deleted.pop_front();
-            }
-            deleted.push_back(Deleted { name: topic.name.clone(), id: topic.id, at: None });
-        }
+        self.note_deleted(&topic, None);
         // Before the streams: their deletion wakes readers, which must not find the topic any more.
         self.maps.write().begin_deletion(&topic);
         #[cfg(test)]

@@ -30,7 +30,7 @@ pub use clean_up::{CleanUp, DELETION_AGE};
 pub use entry::Entry;
 pub use objects::{Chain, SnapshotName, list_stores, list_stores_with_data};
 pub(crate) use reader::{ChainChanges, ChainReader};
-pub use salvage::{LostObjects, Salvaged};
+pub use salvage::{LostEntries, Salvaged};
 pub use snapshot::Snapshot;
 pub use state::{ChainState, ChainStream, Gaps, Head};
 pub(crate) use writer::RESERVED_STREAMS;

@@ -52,17 +52,9 @@ pub(crate) async fn open(
     options.check(u64::MAX)?;
     let stores = CountedStores::new(objects);
     let chain = Chain::new(stores.catalog(), store, options.retry());
-    let mut backoff = Backoff::new(options.retry());
-    let reader = loop {
-        match ChainReader::load(chain.clone()).await {
-            Ok(Some(reader)) => break reader,
-            Ok(None) => return Err(StoreError::NoStore { store }),
-            Err(error) if error.is_temporary() => {
-                open::wait_after(&mut backoff, &format!("opened: {error}")).await;
-            }
-            Err(error) => return Err(error.into()),
-        }
-    };
+    let load = || async { Ok(ChainReader::load(chain.clone()).await?) };
+    let reader = open::until_answered(&options, load).await?;
+    let reader = reader.ok_or(StoreError::NoStore { store })?;
     let losses = Arc::<Losses>::default();
     let polls = Arc::new(Polls::new());
     let view = Arc::new(View {

@@ -9,7 +9,9 @@ use object_store::ObjectStore;
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use crate::chain::{Chain, ChainChange, ChainState, ChainWriter, Fence, FenceError, Hints};
+use crate::chain::{
+    BodyHeader, Chain, ChainChange, ChainState, ChainWriter, Fence, FenceError, Hints,
+};
 use crate::clock::unix_ms;
 use crate::damage::Damage;
 use crate::ends::LargestCount;
@@ -51,12 +53,7 @@ impl LogHeader {
                 if version < mark || uploaded < trim {
                     return Err(StoreError::OldCatalog { version, mark, uploaded, trimmed: trim });
                 }
-                if mark < then.wal_mark {
-                    return Err(StoreError::OldWal { mark, seen: then.wal_mark });
-                }
-                if epoch < then.epoch {
-                    return Err(StoreError::OldWalEpoch { epoch, seen: then.epoch });
-                }
+                check_age(then, &self.header)?;
             }
         }
         Ok(Fence {
@@ -71,6 +68,17 @@ impl LogHeader {
             hints: Hints::new(),
         })
     }
+}
+
+/// Checks that the chain does not know a later state of its WAL than this one.
+pub(crate) fn check_age(then: &BodyHeader, log: &HeaderInfo) -> Result<(), StoreError> {
+    if log.mark < then.wal_mark {
+        return Err(StoreError::OldWal { mark: log.mark, seen: then.wal_mark });
+    }
+    if log.epoch < then.epoch {
+        return Err(StoreError::OldWalEpoch { epoch: log.epoch, seen: then.epoch });
+    }
+    Ok(())
 }
 
 /// The catalog, open for this server.
@@ -90,9 +98,20 @@ pub(crate) async fn open(
     log: &LogHeader,
     options: &Options,
 ) -> Result<OpenedChain, StoreError> {
+    until_answered(options, || try_open(objects, log, options)).await
+}
+
+/// Opens the catalog, again and again while the object store does not answer.
+pub(crate) async fn until_answered<T, F>(
+    options: &Options,
+    mut open: impl FnMut() -> F,
+) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
     let mut backoff = Backoff::new(options.retry());
     loop {
-        match try_open(objects, log, options).await {
+        match open().await {
             Err(StoreError::Object(error)) if error.is_temporary() => {
                 wait_after(&mut backoff, &format!("opened: {error}")).await;
             }
@@ -126,18 +145,13 @@ pub(crate) async fn raise_term(
 ) -> Result<ChainWriter, StoreError> {
     let (chain, state) = writer.into_parts();
     let term = state.head.term.saturating_add(1);
-    let mut backoff = Backoff::new(options.retry());
-    loop {
+    until_answered(options, || async {
         let until = Instant::now() + ATTEMPT;
         let decide = |state: Option<&ChainState>| log.fence(state, Some(term));
         let opened = ChainWriter::open(chain.clone(), Some(state.clone()), until, decide).await;
-        match opened.map_err(StoreError::from) {
-            Err(StoreError::Object(error)) if error.is_temporary() => {
-                wait_after(&mut backoff, &format!("opened: {error}")).await;
-            }
-            opened => return opened,
-        }
-    }
+        opened.map_err(StoreError::from)
+    })
+    .await
 }
 
 /// Returns the store that a WAL belongs to: the one with its id, unless it was bound to another one

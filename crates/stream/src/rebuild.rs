@@ -37,7 +37,7 @@ use crate::fold::Fold;
 use crate::naming::WALS_DIRECTORY;
 use crate::object_error::ObjectError;
 use crate::objects::{Request, list_all, within};
-use crate::open::locate;
+use crate::open::{check_age, locate};
 use crate::options::Options;
 use crate::recover::{self, LogLoss};
 use crate::tail::UNHINTED_OFFSETS;
@@ -173,7 +173,10 @@ impl Rebuild {
         let salvaged = chain.salvage().await?;
         if let Some(header) = &header {
             check_store(objects, &salvaged.state, header, store).await?;
-            check_age(&salvaged.state, header)?;
+            let then = &salvaged.state.header;
+            if then.wal == header.wal_id {
+                check_age(then, header).map_err(RebuildError::Log)?;
+            }
         }
         let then = &salvaged.state.header;
         // Without the WAL nothing shows whether the newest objects of the chain are there.
@@ -190,8 +193,7 @@ impl Rebuild {
         if is_unknown && header.is_none() {
             return Err(RebuildError::NoCatalog(store));
         }
-        let is_whole = found.is_complete() && found.missing.is_empty();
-        if let Some(now) = header.as_ref().filter(|_| is_whole) {
+        if let Some(now) = header.as_ref().filter(|_| found.is_whole()) {
             // A snapshot may have what an object after it has lost.
             match chain.load().await {
                 Ok(_) => return Err(RebuildError::NotNeeded(now.wal_id)),
@@ -278,8 +280,8 @@ impl Rebuild {
             let from = uploaded_end(stream);
             let known = self.state.hints.get(id).map_or(from, |hint| from.max(*hint));
             // What an earlier rebuild has declared, if nothing after it is uploaded.
-            let declared = self.state.gaps.range((*id, StreamOffset(0))..=(*id, from)).next_back();
-            let from = declared.map_or(from, |(_, end)| from.max(*end));
+            let declared = self.state.gaps_of(*id).rfind(|gap| gap.start <= from);
+            let from = declared.map_or(from, |gap| from.max(gap.end));
             let known_end = known.max(from);
             let resume = StreamOffset(known_end.0.saturating_add(self.skipped));
             LostEnd { stream: *id, from, known_end, resume }
@@ -381,23 +383,6 @@ async fn check_store(
         (false, true) => Err(RebuildError::OtherWal { wal, bound_to }),
         (_, false) => Err(RebuildError::OtherStore { wal, store: named }),
     }
-}
-
-/// Checks that the chain does not know a later state of a WAL.
-fn check_age(state: &ChainState, log: &HeaderInfo) -> Result<(), RebuildError> {
-    let then = &state.header;
-    if then.wal != log.wal_id {
-        return Ok(());
-    }
-    if log.mark < then.wal_mark {
-        let (mark, seen) = (log.mark, then.wal_mark);
-        return Err(RebuildError::Log(StoreError::OldWal { mark, seen }));
-    }
-    if log.epoch < then.epoch {
-        let (epoch, seen) = (log.epoch, then.epoch);
-        return Err(RebuildError::Log(StoreError::OldWalEpoch { epoch, seen }));
-    }
-    Ok(())
 }
 
 /// Checks that the WAL has seen the opening in which the newest object was written: an opening

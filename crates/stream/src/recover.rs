@@ -224,8 +224,7 @@ pub struct LogLoss {
 
 /// Reads the WAL as an opening with this catalog does, and changes nothing. Blocks.
 pub(crate) fn survey(device: &SharedDevice, state: ChainState) -> Result<LogLoss, StoreError> {
-    let cut = state.header.cut;
-    let bound = LargestCount(state.largest_count);
+    let (cut, kept_count) = (state.header.cut, kept_count(&state));
     let mut replay = Replay::new(state, LogCache::new(u64::MAX))?;
     let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
     let report = Wal::scan(device, None, &mut visit).map_err(open_error)?;
@@ -233,7 +232,7 @@ pub(crate) fn survey(device: &SharedDevice, state: ChainState) -> Result<LogLoss
     let has_batches = |tail: &Tail| tail.next > tail.uploaded_end;
     let active = replay.streams.iter().filter(|(_, (_, tail))| has_batches(tail));
     let active = active.map(|(id, _)| *id).collect();
-    replay.skip_lost(&report, cut, bound.max(LargestCount(replay.largest_count)));
+    replay.skip_lost(&report, cut, replay.bound(kept_count));
     let lost_lists = replay.lost_lists();
     let missing_end = (report.end < cut).then_some(report.end..cut);
     let (gaps, orphans, damage) = (replay.gaps, replay.orphans, report.damage);
@@ -289,7 +288,7 @@ fn walk(
 ) -> Result<Walked, StoreError> {
     let (uploaded, version) = (state.header.cut, state.header.version);
     let old_catalog = |mark, trimmed| StoreError::OldCatalog { version, mark, uploaded, trimmed };
-    let kept_count = (state.largest_count > 0).then_some(LargestCount(state.largest_count));
+    let kept_count = kept_count(&state);
     let mut replay = Replay::new(state, cache)?;
     let mut visit = |record: Record| replay.visit(&record).map_err(Into::into);
     // The mark is the version of an object that the chain has.
@@ -305,8 +304,7 @@ fn walk(
         return Err(old_catalog(version, report.start));
     }
     let is_covered = replay.evidence.covered_to() > replay.last_record;
-    let bound = kept_count.filter(|kept| replay.largest_count <= kept.0);
-    replay.skip_lost(&report, uploaded, bound.unwrap_or(LargestCount::UNKNOWN));
+    replay.skip_lost(&report, uploaded, replay.bound(kept_count));
     replay.repair(fold, report.start).map_err(StoreError::Failed)?;
     // What is skipped must be in the log before a lower bound is recorded, with which the next
     // recovery would skip less.
@@ -317,6 +315,11 @@ fn walk(
         false => kept_count.unwrap_or(LargestCount::UNKNOWN),
     };
     Ok(Walked { replay, wal, report, is_noted, is_covered, largest_count })
+}
+
+/// Returns the bound of the number of offsets in a batch, if the catalog has one.
+fn kept_count(state: &ChainState) -> Option<LargestCount> {
+    (state.largest_count > 0).then_some(LargestCount(state.largest_count))
 }
 
 /// Assigns the WAL's records to the streams of the catalog.
@@ -427,6 +430,13 @@ impl Replay {
             largest_count: 0,
             evidence,
         })
+    }
+
+    /// Returns the bound of the number of offsets in a batch that is lost. That of the catalog
+    /// (`kept`) counts unless a batch in the log exceeds it.
+    fn bound(&self, kept: Option<LargestCount>) -> LargestCount {
+        let kept = kept.filter(|kept| self.largest_count <= kept.0);
+        kept.unwrap_or(LargestCount::UNKNOWN)
     }
 
     /// Returns the ends of the streams with batches after their uploaded ends. Offsets that are

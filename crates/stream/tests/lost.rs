@@ -24,23 +24,6 @@ const STREAM_HEADER_BYTES: u64 = 40;
 /// Payload of the tests' batches.
 const PAYLOAD_BYTES: usize = 300;
 
-/// A fold that accepts gaps.
-struct Nothing;
-
-impl Fold for Nothing {
-    fn fold(
-        &self,
-        _: StreamId,
-        _: u8,
-        _: std::ops::Range<StreamOffset>,
-        _: StreamOffset,
-        _: Option<&[u8]>,
-        _: &[Batch],
-    ) -> Option<Vec<u8>> {
-        None
-    }
-}
-
 /// The part of a record that is damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
@@ -173,7 +156,7 @@ async fn bases(server: &Server, id: StreamId) -> Vec<u64> {
 async fn an_offset_is_never_handed_out_twice() {
     for is_closed in [true, false] {
         let mut world = world(if is_closed { HOUR } else { SOON });
-        let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+        let server = world.try_start(Arc::new(())).await.unwrap();
         let streams = create(&server, 2).await;
         fill(&server, &streams, 0..3).await;
         if is_closed {
@@ -200,7 +183,7 @@ async fn an_offset_is_never_handed_out_twice() {
                 world.disk = SimDisk::from_image(&image, world.disk_options());
                 world.objects = Arc::new(in_memory(&objects).await);
                 part.damage(&world.disk, &range);
-                let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+                let server = world.try_start(Arc::new(())).await.unwrap();
                 assert_eq!(server.recovery.wal.damage.len(), 1, "{case}");
                 let is_last_ends = what == What::Ends && part == Part::Everything;
                 if let What::Batch(id, base) = what {
@@ -238,7 +221,7 @@ async fn continues(
     assert_eq!((fetched.batches.len(), fetched.durable_end.0), (0, next[0]), "{case}");
     server.crash(world);
 
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     let expected: Vec<_> = next.iter().map(|next| (*next, *next)).collect();
     assert_eq!(ends_of(&server, streams), expected, "after a crash: {case}");
     assert_eq!(
@@ -252,7 +235,7 @@ async fn continues(
     server.close().await;
     world.disk = world.disk.process_crash();
 
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     assert_eq!((server.recovery.wal.damage.len(), server.recovery.gaps.len()), (0, 0), "{case}");
     assert_eq!(ends_of(&server, streams), expected, "after the damage was trimmed: {case}");
     for (id, next) in streams.iter().zip(next) {
@@ -274,14 +257,14 @@ async fn continues(
 async fn uncovered_damage_skips_a_bounded_number_of_offsets() {
     for part in Part::ALL {
         let mut world = world(HOUR);
-        let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+        let server = world.try_start(Arc::new(())).await.unwrap();
         let streams = create(&server, 3).await;
         fill(&server, &streams[..2], 0..3).await;
         fill(&server, &streams[2..], 0..1).await;
         server.crash(&mut world);
         let range = batch_at(&world.disk, streams[1], 4);
         part.damage(&world.disk, &range);
-        let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+        let server = world.try_start(Arc::new(())).await.unwrap();
         let case = format!("{part:?}");
         assert_eq!(server.store.term(), 1, "{case}");
         let next: Vec<u64> = ends_of(&server, &streams).iter().map(|end| end.0).collect();
@@ -312,18 +295,18 @@ async fn uncovered_damage_skips_a_bounded_number_of_offsets() {
 #[tokio::test]
 async fn the_term_counts_the_openings_that_may_have_lost_records() {
     let mut world = world(HOUR);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     assert_eq!(server.store.term(), 0);
     let streams = create(&server, 1).await;
     fill(&server, &streams, 0..3).await;
     server.crash(&mut world);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     assert_eq!(server.store.term(), 0, "nothing is lost");
     server.crash(&mut world);
     let range = batch_at(&world.disk, streams[0], 2);
     Part::Payload.damage(&world.disk, &range);
     for term in 1..3 {
-        let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+        let server = world.try_start(Arc::new(())).await.unwrap();
         assert_eq!(server.store.term(), term, "the damage is still in the log");
         if term == 2 {
             server.store.begin_uploads();
@@ -331,7 +314,7 @@ async fn the_term_counts_the_openings_that_may_have_lost_records() {
         }
         server.crash(&mut world);
     }
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     assert_eq!(server.store.term(), 2, "the damage was trimmed");
 }
 
@@ -339,14 +322,14 @@ async fn the_term_counts_the_openings_that_may_have_lost_records() {
 #[tokio::test]
 async fn damage_of_what_was_uploaded_raises_the_term() {
     let mut world = world(HOUR);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     let streams = create(&server, 1).await;
     fill(&server, &streams, 0..3).await;
     abandon(server.fail_an_upload(CatalogMode::LosesAnswers).await).await;
     server.crash(&mut world);
     let range = batch_at(&world.disk, streams[0], 2);
     Part::Payload.damage(&world.disk, &range);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     assert_eq!((server.recovery.gaps.len(), server.recovery.wal.damage.len()), (0, 1));
     assert_eq!(server.store.term(), 1);
 }
@@ -355,7 +338,7 @@ async fn damage_of_what_was_uploaded_raises_the_term() {
 #[tokio::test]
 async fn a_batch_larger_than_all_before_is_appended_once_the_catalog_records_its_size() {
     let mut world = world(HOUR);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     let stream = server.create_log().await;
     let large = batch(stream.id(), 0, 100_000, 10);
     assert!(matches!(stream.append(new_batch(&large)), Err(AppendError::Full)));
@@ -369,10 +352,10 @@ async fn a_batch_larger_than_all_before_is_appended_once_the_catalog_records_its
     server.crash(&mut world);
     let range = batch_at(&world.disk, id, 100_000);
     // Otherwise this would be the end of the log.
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     server.crash(&mut world);
     Part::Everything.damage(&world.disk, &range);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     assert!(ends_of(&server, &[id])[0].0 >= end);
     server.crash(&mut world);
 }
@@ -381,13 +364,13 @@ async fn a_batch_larger_than_all_before_is_appended_once_the_catalog_records_its
 #[tokio::test]
 async fn a_stream_can_be_trimmed_into_a_gap_at_its_end() {
     let mut world = world(HOUR);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     let streams = create(&server, 1).await;
     fill(&server, &streams, 0..3).await;
     server.close().await;
     world.disk = world.disk.process_crash();
     Part::Payload.damage(&world.disk, &batch_at(&world.disk, streams[0], 4));
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     let stream = server.open(streams[0]).await;
     assert!(stream.trim(StreamOffset(7)).await.is_err());
     stream.trim(StreamOffset(5)).await.unwrap();
@@ -397,7 +380,7 @@ async fn a_stream_can_be_trimmed_into_a_gap_at_its_end() {
     assert_eq!(server.store.stats().objects, 0, "there was nothing to write");
     drop(stream);
     server.crash(&mut world);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     assert_eq!(ends_of(&server, &streams), [(6, 6)]);
     server.close().await;
 }
@@ -426,7 +409,7 @@ impl Fold for Asked {
 #[tokio::test]
 async fn a_gap_at_the_end_is_folded_once_its_owner_has_handled_it() {
     let mut world = world(HOUR);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     let streams = create(&server, 1).await;
     fill(&server, &streams, 0..3).await;
     server.close().await;
@@ -455,7 +438,7 @@ async fn a_gap_at_the_end_is_folded_once_its_owner_has_handled_it() {
 async fn ends_of_many_streams_are_split() {
     let mut world = world(HOUR);
     world.wal_options.max_record_bytes = 1000; // 38 streams
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     let ids = server.store.new_stream_ids(150).await.unwrap();
     let create = |id: &StreamId| creation(*id, KIND_LOG);
     server.store.commit(ids.iter().map(create).collect()).await.unwrap();
@@ -466,7 +449,7 @@ async fn ends_of_many_streams_are_split() {
     assert_eq!(all.iter().filter(|(_, what)| *what == What::Ends).count(), 4);
     let last = batch_at(&world.disk, ids[149], 0);
     Part::Everything.damage(&world.disk, &last);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     assert_eq!(server.recovery.gaps, [gap(ids[149], 0..2)]);
     server.close().await;
 }
@@ -475,7 +458,7 @@ async fn ends_of_many_streams_are_split() {
 #[tokio::test]
 async fn an_idle_log_does_not_change() {
     let world = world(SOON);
-    let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+    let server = world.try_start(Arc::new(())).await.unwrap();
     let streams = create(&server, 2).await;
     fill(&server, &streams, 0..3).await;
     let wal = || server.store.stats().wal;
@@ -542,7 +525,7 @@ async fn damaged_runs(seed: u64) -> Damage {
     let mut damage_found = Damage::default();
     for _ in 0..2 + random.below(4) {
         let (in_log, _) = intact(&world.disk);
-        let server = world.try_start(Arc::new(Nothing)).await.unwrap();
+        let server = world.try_start(Arc::new(())).await.unwrap();
         damage_found.offsets += server.store.stats().lost.offsets;
         damage_found.lists += server.recovery.lost_lists;
         // If the last list is damaged beyond recognition, it is not known that there was one.
@@ -646,17 +629,6 @@ struct Damage {
     logs: u64,
     offsets: u64,
     lists: u64,
-}
-
-async fn read_all(server: &Server, id: StreamId) -> Vec<Batch> {
-    let stream = server.store.stream(id).unwrap();
-    let (mut next, mut read) = (stream.start_offset(), Vec::new());
-    loop {
-        let batches = stream.fetch(next, 10_000).await.unwrap().batches;
-        let Some(last) = batches.last() else { return read };
-        next = last.end();
-        read.extend(batches);
-    }
 }
 
 /// Damages a few records, unless that would look like a torn write, which cannot be recognized.

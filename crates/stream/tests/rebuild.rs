@@ -6,28 +6,21 @@ mod common;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use alluvium_device::sim::{Random, SimDisk, SimOptions};
+use alluvium_device::sim::{Random, SimDisk};
 use alluvium_stream::{
     Batch, Change, KIND_LOG, LostEnd, NewBatch, Options, Rebuild, RebuildError, StoreError,
     StreamId, StreamOffset,
 };
-use alluvium_wal::{FormatOptions, HeaderInfo, Wal};
+use alluvium_wal::HeaderInfo;
 use bytes::Bytes;
 use object_store::ObjectStore;
 use uuid::Uuid;
 
-use common::{Server, World, append, batch, payload};
+use common::{Server, World, append, batch, payload, read_all};
 
 const WAL_BYTES: u64 = 1 << 20;
 /// Offsets that a stream skips after what it may have had.
 const SKIPPED: u64 = 1 << 33;
-
-/// Replaces the disk by a new, formatted one.
-fn lose_disk(world: &mut World) -> HeaderInfo {
-    world.disk =
-        SimDisk::new(SimOptions { capacity_bytes: WAL_BYTES, seed: 7, ..SimOptions::default() });
-    Wal::format(&world.disk.device(), &FormatOptions::default()).unwrap()
-}
 
 async fn load(world: &World, store: Uuid) -> Rebuild {
     let objects: Arc<dyn ObjectStore> = world.objects.clone();
@@ -44,18 +37,6 @@ async fn start(world: &World) -> Server {
     world.try_start(Arc::new(())).await.unwrap()
 }
 
-/// Reads all records of a stream, whatever gaps it has.
-async fn read_all(server: &Server, id: StreamId) -> Vec<Batch> {
-    let stream = server.store.stream(id).unwrap();
-    let (mut read, mut next) = (Vec::new(), stream.start_offset());
-    loop {
-        let fetched = stream.fetch(next, 64 << 10).await.unwrap();
-        let Some(last) = fetched.batches.last() else { return read };
-        next = last.end();
-        read.extend(fetched.batches);
-    }
-}
-
 #[tokio::test]
 async fn after_a_clean_end_nothing_is_lost() {
     let mut world = World::new(WAL_BYTES, 1);
@@ -69,7 +50,7 @@ async fn after_a_clean_end_nothing_is_lost() {
     drop(stream);
     server.close().await;
 
-    let wal = lose_disk(&mut world);
+    let wal = world.lose_disk(WAL_BYTES);
     let rebuild = load(&world, store).await;
     assert!(rebuild.is_clean() && rebuild.lost_ends().is_empty());
     assert!(bind(&world, rebuild, &wal).await.unwrap());
@@ -96,7 +77,7 @@ async fn a_rebuild_can_be_repeated_and_needs_a_new_log() {
     let refused = bind(&world, load(&world, store).await, &used).await;
     assert!(matches!(refused, Err(RebuildError::UsedWal { .. })), "{refused:?}");
 
-    let wal = lose_disk(&mut world);
+    let wal = world.lose_disk(WAL_BYTES);
     assert!(bind(&world, load(&world, store).await, &wal).await.unwrap());
     assert!(!bind(&world, load(&world, store).await, &wal).await.unwrap(), "it is bound");
     // The log belongs to the store of this chain, and to no other one.
@@ -155,7 +136,7 @@ async fn a_stream_does_not_outrun_the_chain() {
     drop(stream);
     server.crash(&mut world);
 
-    let wal = lose_disk(&mut world);
+    let wal = world.lose_disk(WAL_BYTES);
     let rebuild = load(&world, store).await;
     let [lost] = rebuild.lost_ends()[..] else { panic!("one stream") };
     assert!(lost.resume.0 >= used, "{lost:?}, and {used} were used");
@@ -236,7 +217,7 @@ async fn what_is_stated_is_what_is_lost() {
         let mut journal = Journal::default();
         for round in 0..3 {
             run_randomly(&mut world, &mut random, &mut journal).await;
-            let wal = lose_disk(&mut world);
+            let wal = world.lose_disk(WAL_BYTES);
             let rebuild = load(&world, store).await;
             let lost: BTreeMap<StreamId, LostEnd> =
                 rebuild.lost_ends().into_iter().map(|lost| (lost.stream, lost)).collect();

@@ -13,7 +13,6 @@ use alluvium_stream::{
     Batch, Change, Fold, KIND_LOG, Options, Rebuild, RebuildError, StreamEpoch, StreamId,
     StreamOffset,
 };
-use alluvium_wal::{FormatOptions, HeaderInfo, Wal};
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -149,13 +148,6 @@ async fn do_damage(world: &World, damage: Damage, random: &mut Random) {
     }
 }
 
-/// Replaces the disk by a new, formatted one.
-fn lose_disk(world: &mut World) -> HeaderInfo {
-    world.disk =
-        SimDisk::new(SimOptions { capacity_bytes: WAL_BYTES, seed: 7, ..SimOptions::default() });
-    Wal::format(&world.disk.device(), &FormatOptions::default()).unwrap()
-}
-
 async fn start(world: &World, at: &str) -> Server {
     let started = world.try_start(Arc::new(Sum)).await;
     started.unwrap_or_else(|error| panic!("{at}: {error}"))
@@ -237,18 +229,6 @@ async fn locate_store(world: &World) -> Uuid {
     alluvium_stream::locate(&*world.objects, world.header().wal_id).await.unwrap()
 }
 
-/// Reads all batches that a stream has, whatever gaps there are.
-async fn read_all(server: &Server, id: StreamId) -> Vec<Batch> {
-    let stream = server.store.stream(id).unwrap();
-    let (mut read, mut next) = (Vec::new(), stream.start_offset());
-    loop {
-        let fetched = stream.fetch(next, 64 << 10).await.unwrap();
-        let Some(last) = fetched.batches.last() else { return read };
-        next = last.end();
-        read.extend(fetched.batches);
-    }
-}
-
 async fn from_objects(world: &World, store: Uuid, has_log: bool) -> Result<Rebuild, RebuildError> {
     let fold: Arc<dyn Fold> = Arc::new(Sum);
     let log = has_log.then(|| world.disk.device());
@@ -269,7 +249,7 @@ async fn check(seed: u64, damage: Damage, is_log_lost: bool, compacts: bool) {
         do_damage(&world, damage, &mut random).await;
         let mut wal = world.header();
         if is_log_lost {
-            wal = lose_disk(&mut world);
+            wal = world.lose_disk(WAL_BYTES);
         }
         let rebuild = match from_objects(&world, store, !is_log_lost).await {
             Err(RebuildError::NotNeeded(_)) => None,
@@ -406,6 +386,22 @@ fn cloned(disk: &SimDisk) -> SimDisk {
     SimDisk::from_image(&disk.image(), SimOptions { seed: 1, ..SimOptions::default() })
 }
 
+/// Returns a world with a server, and the id of its store.
+async fn begun(seed: u64) -> (World, Uuid, Server) {
+    let world = World::new(WAL_BYTES, seed);
+    let store = world.header().wal_id;
+    let server = start(&world, "").await;
+    (world, store, server)
+}
+
+/// Binds a rebuilt store to the log that is there, and starts it. Returns where a stream continues.
+async fn bound(world: &World, rebuild: Rebuild, id: StreamId) -> (Server, StreamOffset) {
+    rebuild.bind(&objects(world), &world.header(), 1).await.unwrap();
+    let server = start(world, "").await;
+    let next = server.store.stream(id).unwrap().next_offset();
+    (server, next)
+}
+
 async fn create(server: &Server) -> StreamId {
     let id = server.store.new_stream_ids(1).await.unwrap()[0];
     let label = Bytes::from(format!("label of {id}"));
@@ -425,9 +421,7 @@ async fn trim(server: &Server, id: StreamId, to: u64) {
 
 /// The newest delta is lost, and with it the end of a stream that was trimmed before its upload.
 async fn trimmed_before_upload(has_hint: bool) -> (World, Uuid, StreamId) {
-    let mut world = World::new(WAL_BYTES, 1);
-    let store = world.header().wal_id;
-    let server = start(&world, "").await;
+    let (mut world, store, server) = begun(1).await;
     let (id, other) = (create(&server).await, create(&server).await);
     server.store.flush().await.unwrap();
     let mut server = server;
@@ -453,9 +447,7 @@ async fn a_stale_hint_does_not_hide_the_lost_end() {
     for has_hint in [false, true] {
         let (world, store, id) = trimmed_before_upload(has_hint).await;
         let rebuild = from_objects(&world, store, true).await.unwrap();
-        rebuild.bind(&objects(&world), &world.header(), 1).await.unwrap();
-        let server = start(&world, "").await;
-        let next = server.store.stream(id).unwrap().next_offset();
+        let (server, next) = bound(&world, rebuild, id).await;
         assert!(next.0 >= 20, "hint {has_hint}: offsets from {next} are handed out again");
         server.close().await;
     }
@@ -468,18 +460,14 @@ async fn a_rebuild_that_is_repeated_after_its_snapshot_skips_the_same_offsets() 
     let chain = Chain::new(objects(&world), store, world.options.retry());
     chain.write_snapshot(Snapshot::of_new_base(first.state().clone())).await.unwrap();
     let second = from_objects(&world, store, true).await.unwrap();
-    second.bind(&objects(&world), &world.header(), 1).await.unwrap();
-    let server = start(&world, "").await;
-    let next = server.store.stream(id).unwrap().next_offset();
+    let (server, next) = bound(&world, second, id).await;
     assert!(next.0 >= 20, "offsets from {next} are handed out again");
     server.close().await;
 }
 
 #[tokio::test]
 async fn an_old_copy_of_the_log_is_refused() {
-    let mut world = World::new(WAL_BYTES, 1);
-    let store = world.header().wal_id;
-    let server = start(&world, "").await;
+    let (mut world, store, server) = begun(1).await;
     let id = create(&server).await;
     put(&server, id, 0, 1).await;
     server.store.flush().await.unwrap();
@@ -500,14 +488,12 @@ async fn an_old_copy_of_the_log_is_refused() {
 
 #[tokio::test]
 async fn the_log_of_a_lost_fence_is_accepted() {
-    let mut world = World::new(WAL_BYTES, 1);
-    let store = world.header().wal_id;
-    let server = start(&world, "").await;
+    let (mut world, store, server) = begun(1).await;
     let id = create(&server).await;
     put(&server, id, 0, 1).await;
     server.store.flush().await.unwrap();
     server.crash(&mut world);
-    let wal = lose_disk(&mut world);
+    let wal = world.lose_disk(WAL_BYTES);
     let before = listed(&world, "/chain/").await.len();
     let rebuild = Rebuild::load(&objects(&world), store, &world.options).await.unwrap();
     rebuild.bind(&objects(&world), &wal, 1).await.unwrap();
@@ -524,9 +510,7 @@ async fn the_log_of_a_lost_fence_is_accepted() {
 
 #[tokio::test]
 async fn a_stream_whose_end_is_known_is_kept() {
-    let mut world = World::new(WAL_BYTES, 1);
-    let store = world.header().wal_id;
-    let server = start(&world, "").await;
+    let (mut world, store, server) = begun(1).await;
     let id = create(&server).await;
     put(&server, id, 0, 5).await;
     server.store.flush().await.unwrap();
@@ -545,9 +529,7 @@ async fn a_stream_whose_end_is_known_is_kept() {
 /// Here an intact delta follows the lost one.
 #[tokio::test]
 async fn a_rebuild_that_is_repeated_after_its_snapshot_states_the_same() {
-    let mut world = World::new(WAL_BYTES, 1);
-    let store = world.header().wal_id;
-    let server = start(&world, "").await;
+    let (mut world, store, server) = begun(1).await;
     let (id, other) = (create(&server).await, create(&server).await);
     server.store.flush().await.unwrap();
     put(&server, id, 0, 20).await;
@@ -563,18 +545,14 @@ async fn a_rebuild_that_is_repeated_after_its_snapshot_states_the_same() {
     let chain = Chain::new(objects(&world), store, world.options.retry());
     chain.write_snapshot(Snapshot::of_new_base(first.state().clone())).await.unwrap();
     let second = from_objects(&world, store, true).await.unwrap();
-    second.bind(&objects(&world), &world.header(), 1).await.unwrap();
-    let server = start(&world, "").await;
-    let next = server.store.stream(id).unwrap().next_offset();
+    let (server, next) = bound(&world, second, id).await;
     assert!(next.0 >= 20, "offsets from {next} are handed out again");
     server.close().await;
 }
 
 #[tokio::test]
 async fn a_copy_of_the_log_from_before_the_last_trim_is_refused() {
-    let mut world = World::new(WAL_BYTES, 1);
-    let store = world.header().wal_id;
-    let server = start(&world, "").await;
+    let (mut world, store, server) = begun(1).await;
     let id = create(&server).await;
     server.store.flush().await.unwrap();
     put(&server, id, 0, 1).await;
@@ -614,9 +592,7 @@ async fn publish(server: &Server, id: StreamId) {
 
 #[tokio::test]
 async fn the_log_has_lost_no_list_if_only_the_chain_is_damaged() {
-    let mut world = World::new(WAL_BYTES, 1);
-    let store = world.header().wal_id;
-    let server = start(&world, "").await;
+    let (mut world, store, server) = begun(1).await;
     let first = create(&server).await;
     for base in 0..3 {
         put(&server, first, base, 1).await;
@@ -634,16 +610,14 @@ async fn the_log_has_lost_no_list_if_only_the_chain_is_damaged() {
 
 #[tokio::test]
 async fn stream_ids_are_not_handed_out_again_after_a_second_loss() {
-    let mut world = World::new(WAL_BYTES, 1);
-    let store = world.header().wal_id;
-    let server = start(&world, "").await;
+    let (mut world, store, server) = begun(1).await;
     let id = create(&server).await;
     put(&server, id, 0, 1).await;
     server.store.flush().await.unwrap();
     server.crash(&mut world);
     let mut given = Vec::new();
     for round in 0..2 {
-        let wal = lose_disk(&mut world);
+        let wal = world.lose_disk(WAL_BYTES);
         let before = listed(&world, "/chain/").await.len();
         let rebuild = from_objects(&world, store, false).await.unwrap();
         rebuild.bind(&objects(&world), &wal, 1).await.unwrap();
@@ -689,7 +663,7 @@ async fn of_two_objects_with_one_number_the_one_with_more_is_used() {
         let number = |name: &str| name.rsplit_once('-').unwrap().0.to_owned();
         assert!(found.len() == 2 && number(&found[0]) == number(&found[1]), "{found:?}");
         do_damage(&world, Damage::Chain, &mut Random::new(1)).await;
-        let wal = lose_disk(&mut world);
+        let wal = world.lose_disk(WAL_BYTES);
         let rebuild = from_objects(&world, store, false).await.unwrap();
         rebuild.bind(&objects(&world), &wal, 1).await.unwrap();
         let server = start(&world, "").await;

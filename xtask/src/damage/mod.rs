@@ -18,6 +18,7 @@ pub(crate) mod loss;
 mod model;
 mod observe;
 mod process;
+mod reads;
 mod self_check;
 mod verdict;
 mod window;

@@ -5,34 +5,17 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::PartitionData;
-use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
-use kafka_protocol::messages::{
-    BrokerId, FetchRequest, GroupId, ListOffsetsRequest, MetadataRequest, OffsetFetchRequest,
-};
-use kafka_protocol::protocol::StrBytes;
 
-use super::client::{BatchKind, Client, decode_batches, topic_name};
+use super::client::{BatchKind, Client, decode_batches};
 use super::model::{Model, Partition};
+use super::reads::{self, CORRUPT_MESSAGE, EARLIEST, Fetched, Isolation};
 use crate::Error;
 
 /// The total time that one case may wait for missing answers. A healthy server answers at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
-const FETCH_BYTES: i32 = 1 << 20;
-/// The error that ends a consumer's read. On all others it retries, or continues at another offset.
-pub(super) const CORRUPT_MESSAGE: i16 = 2;
-const EARLIEST: i64 = -2;
 const LATEST: i64 = -1;
-
-/// A record as it was fetched.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fetched {
-    pub(super) key: Option<Vec<u8>>,
-    pub(super) value: Option<Vec<u8>>,
-    pub(super) timestamp_ms: i64,
-}
 
 /// The reason why a range of offsets could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +100,8 @@ impl<'a> Reader<'a> {
         &mut self,
         pick: &mut dyn FnMut(u64) -> u64,
     ) -> Result<Observation, Error> {
-        let mut observation = Observation { topics: self.topics()?, ..Observation::default() };
+        let mut observation =
+            Observation { topics: reads::topics(&mut self.client)?, ..Observation::default() };
         for partition in self.model.partitions() {
             let mut contents = PartitionContents {
                 all: self.read(&partition, false)?,
@@ -135,17 +119,10 @@ impl<'a> Reader<'a> {
             observation.partitions.insert(partition, contents);
         }
         for group in self.model.groups.keys() {
-            let offsets = self.committed_offsets(group)?;
+            let offsets = reads::committed_offsets(&mut self.client, group)?;
             observation.groups.insert(group.clone(), offsets);
         }
         Ok(observation)
-    }
-
-    fn topics(&mut self) -> Result<BTreeSet<String>, Error> {
-        let request = MetadataRequest::default().with_topics(None);
-        let answer = self.client.call(5, &request)?;
-        let names = answer.topics.into_iter().filter_map(|topic| topic.name);
-        Ok(names.map(|name| name.to_string()).collect())
     }
 
     fn fetch(
@@ -154,24 +131,8 @@ impl<'a> Reader<'a> {
         offset: i64,
         committed: bool,
     ) -> Result<PartitionData, Error> {
-        let wanted = FetchPartition::default()
-            .with_partition(partition.index)
-            .with_current_leader_epoch(-1)
-            .with_fetch_offset(offset)
-            .with_log_start_offset(-1)
-            .with_partition_max_bytes(FETCH_BYTES);
-        let topic = FetchTopic::default()
-            .with_topic(topic_name(&partition.topic))
-            .with_partitions(vec![wanted]);
-        let request = FetchRequest::default()
-            .with_replica_id(BrokerId(-1))
-            .with_max_wait_ms(50)
-            .with_min_bytes(1)
-            .with_max_bytes(FETCH_BYTES)
-            .with_isolation_level(i8::from(committed))
-            .with_session_epoch(-1)
-            .with_topics(vec![topic]);
-        let answer = self.client.call(11, &request)?;
+        let positions = BTreeMap::from([(partition.index, offset)]);
+        let answer = reads::fetch(&mut self.client, &partition.topic, &positions, committed, 50)?;
         let result = answer
             .responses
             .into_iter()
@@ -192,6 +153,7 @@ impl<'a> Reader<'a> {
         let mut unreadable: Option<(i64, ReadFailure)> = None;
         loop {
             let answer = self.fetch(partition, offset, committed)?;
+            let mut isolation = Isolation::of(&answer, committed);
             let bytes = answer.records.unwrap_or_default();
             let end = if committed { answer.last_stable_offset } else { answer.high_watermark };
             let outcome = match answer.error_code {
@@ -216,35 +178,13 @@ impl<'a> Reader<'a> {
                     if let Some((from, failure)) = unreadable.take() {
                         view.unreadable.push(UnreadableRange { from, to: offset, failure });
                     }
-                    let mut aborted: Vec<(i64, i64)> = answer
-                        .aborted_transactions
-                        .unwrap_or_default()
-                        .iter()
-                        .map(|each| (each.first_offset, each.producer_id.0))
-                        .collect();
-                    let mut hidden = BTreeSet::new();
                     for batch in batches {
-                        aborted.retain(|(first, producer)| {
-                            let begins = *first < batch.end;
-                            if begins {
-                                hidden.insert(*producer);
-                            }
-                            !begins
-                        });
                         offset = offset.max(batch.end);
                         view.batches.push(batch.base);
                         if batch.kind != BatchKind::Data {
                             view.markers.insert(batch.base);
-                            hidden.remove(&batch.producer_id);
-                            continue;
                         }
-                        if committed && batch.transactional && hidden.contains(&batch.producer_id) {
-                            continue;
-                        }
-                        for (at, timestamp_ms, key, value) in batch.records {
-                            let (key, value) = (key.map(Into::into), value.map(Into::into));
-                            view.records.insert(at, Fetched { key, value, timestamp_ms });
-                        }
+                        view.records.extend(isolation.deliver(batch));
                     }
                     continue;
                 }
@@ -282,46 +222,12 @@ impl<'a> Reader<'a> {
     }
 
     fn list(&mut self, partition: &Partition, time: i64) -> Result<ListedOffset, Error> {
-        let wanted = ListOffsetsPartition::default()
-            .with_partition_index(partition.index)
-            .with_current_leader_epoch(-1)
-            .with_timestamp(time);
-        let topic = ListOffsetsTopic::default()
-            .with_name(topic_name(&partition.topic))
-            .with_partitions(vec![wanted]);
-        let request =
-            ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![topic]);
-        let answer = self.client.call(5, &request)?;
-        let result = answer.topics.first().and_then(|topic| topic.partitions.first());
-        let result = result.ok_or("an answer to ListOffsets without a partition")?;
+        let indexes = [partition.index].into_iter();
+        let answer = reads::list_offsets(&mut self.client, &partition.topic, indexes, time)?;
+        let result = answer.first().ok_or("an answer to ListOffsets without a partition")?;
         Ok(match result.error_code {
             0 => Ok((result.offset, result.timestamp)),
             code => Err(code),
         })
-    }
-
-    fn committed_offsets(
-        &mut self,
-        group: &str,
-    ) -> Result<Result<Vec<(Partition, i64)>, i16>, Error> {
-        let request = OffsetFetchRequest::default()
-            .with_group_id(GroupId(StrBytes::from_string(group.to_owned())))
-            .with_topics(None);
-        let answer = self.client.call(7, &request)?;
-        if answer.error_code != 0 {
-            return Ok(Err(answer.error_code));
-        }
-        let mut offsets = Vec::new();
-        for topic in &answer.topics {
-            for result in &topic.partitions {
-                if result.error_code != 0 {
-                    return Ok(Err(result.error_code));
-                }
-                let topic = topic.name.to_string();
-                let partition = Partition { topic, index: result.partition_index };
-                offsets.push((partition, result.committed_offset));
-            }
-        }
-        Ok(Ok(offsets))
     }
 }

@@ -6,9 +6,8 @@ use std::fmt;
 use super::layout::{Extent, OF_CATALOG};
 use super::log_lines::Reported;
 use super::model::{Commit, Model, Partition, Record};
-use super::observe::{
-    CORRUPT_MESSAGE, Fetched, Observation, PartitionContents, ReadFailure, UnreadableRange, View,
-};
+use super::observe::{Observation, PartitionContents, ReadFailure, UnreadableRange, View};
+use super::reads::{CORRUPT_MESSAGE, Fetched};
 use super::window::{Offsets, has};
 
 /// The verdict on a finding, from the best to the worst. A case gets that of its worst finding.

@@ -309,6 +309,12 @@ impl FromObjectsView {
             }
             output::line(format_args!("\n{table}\n"))?;
         }
+        if self.lost_lists > 0 {
+            let lists = counted(self.lost_lists, "list", "lists");
+            output::line(format_args!(
+                "{lists} of changes of topics, settings or users are lost with a part of the log"
+            ))?;
+        }
         for range in &self.skipped {
             output::line(format_args!(
                 "{} continues at offset {}: offsets from {} on may have been in use",

@@ -6,13 +6,11 @@ use object_store::ObjectStore;
 use uuid::Uuid;
 
 use crate::admin::Health;
+use crate::catalog;
 use crate::config::{ReadOnly, ServeConfig, limits};
-use crate::objects::{self, ObjectStoreUrl};
+use crate::objects;
 use crate::output::Failure;
 use crate::storage::{stream_options, wait_unless_permanent};
-
-/// Number of stores that an error lists.
-const LISTED: usize = 20;
 
 /// Opens the store that the configuration chooses. Waits while the object store does not answer.
 ///
@@ -26,11 +24,6 @@ pub(super) async fn open(
 ) -> Result<Store, Failure> {
     let url = &config.object_store;
     let failed = |reason: String| Failure::Failed(format!("object store {url}: {reason}"));
-    if let ObjectStoreUrl::Directory(path) = url
-        && !path.is_dir()
-    {
-        return Err(failed("no such directory".into()));
-    }
     let objects = objects::open_to_read(url)?;
     health.begin("opening the catalog");
     let id = match read_only.store {
@@ -48,7 +41,7 @@ pub(super) async fn open(
             let others = list_stores(&*objects).await.unwrap_or_default();
             let others = match others.is_empty() {
                 true => String::new(),
-                false => format!(". It has those of {}", listed(&others)),
+                false => format!(". It has those of {}", catalog::listed(&others)),
             };
             return Err(failed(format!("{error}{others}")));
         }
@@ -78,27 +71,9 @@ async fn only_store(config: &ServeConfig, objects: &dyn ObjectStore) -> Result<U
             Err(error) => wait_unless_permanent(config, &error).await?,
         }
     };
-    match stores[..] {
-        [] => Err(Failure::Failed(format!(
-            "object store {url}: there is no catalog. A read-only server needs the object store \
-             that another server has used"
-        ))),
-        [only] => Ok(only),
-        _ => Err(Failure::Usage(format!(
-            "object store {url}: it has the catalogs of several servers. Choose one with --store: \
-             {}. `alluvium catalog list` shows more of them",
-            listed(&stores)
-        ))),
-    }
-}
-
-fn listed(stores: &[Uuid]) -> String {
-    let mut names: Vec<_> = stores.iter().map(Uuid::to_string).collect();
-    names.sort();
-    let more = names.len().saturating_sub(LISTED);
-    names.truncate(LISTED);
-    let names = names.join(", ");
-    if more > 0 { format!("{names}, and {more} more") } else { names }
+    let none = "there is no catalog. A read-only server needs the object store that another server \
+                has used";
+    catalog::only(url, &stores, none)
 }
 
 /// Describes what a read-only server has of the catalog.

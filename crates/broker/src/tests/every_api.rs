@@ -5,7 +5,7 @@ use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::{ApiKey, ApiVersionsRequest, TopicName, create_topics_request};
 
 use super::examples::{self, World};
-use super::harness::{TestServer, text};
+use super::harness::{Client, TestServer, text};
 
 /// The error codes that the examples must get, where that is not 0.
 fn expected_errors(key: ApiKey, version: i16) -> Vec<i16> {
@@ -70,46 +70,54 @@ pub(super) fn error_codes(response: &str) -> Vec<i16> {
     response.split("error_code: ").skip(1).map(number).collect()
 }
 
+/// Returns all APIs that are announced, in all versions that are served.
+pub(super) async fn announced(client: &mut Client) -> Vec<(ApiKey, i16)> {
+    let announced = client.call(0, &ApiVersionsRequest::default()).await;
+    assert_eq!(announced.api_keys.len(), crate::api::APIS.len());
+    let mut versions = Vec::new();
+    for api in announced.api_keys {
+        let key = ApiKey::try_from(api.api_key).unwrap();
+        // Some versions of Produce are announced but not served.
+        let first = if key == ApiKey::Produce { 3 } else { api.min_version };
+        versions.extend((first..=api.max_version).map(|version| (key, version)));
+    }
+    versions
+}
+
+/// Sends the example of a request, and returns the response as text.
+pub(super) async fn call(client: &mut Client, key: ApiKey, version: i16, world: &World) -> String {
+    client.send_frame(&examples::request(key, version, version.into(), world)).await;
+    let response = client.receive_frame().await;
+    let response = response.unwrap_or_else(|| panic!("{key:?} v{version}: closed"));
+    examples::decode_response(key, version, version.into(), response)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_announced_version_answers() {
     let server = TestServer::start().await;
     let topic_id = server.topic("topic", 3, &[]).await;
     let mut client = server.client().await;
-    let announced = client.call(0, &ApiVersionsRequest::default()).await;
-    assert_eq!(announced.api_keys.len(), crate::api::APIS.len());
-    let mut answered = 0;
-    for api in announced.api_keys {
-        let key = ApiKey::try_from(api.api_key).unwrap();
-        // Some versions of Produce are announced but not served.
-        let first = if key == ApiKey::Produce { 3 } else { api.min_version };
-        for version in first..=api.max_version {
-            let world = World {
-                topic_id,
-                group: format!("group-{key:?}-{version}"),
-                unique: format!("unique-{key:?}-{version}"),
-                ..World::imaginary()
-            };
-            if key == ApiKey::DeleteTopics {
-                server.topic(&world.unique, 1, &[]).await;
-            }
-            let request = examples::request(key, version, version.into(), &world);
-            client.send_frame(&request).await;
-            let response = client
-                .receive_frame()
-                .await
-                .unwrap_or_else(|| panic!("{key:?} v{version}: closed"));
-            let response = examples::decode_response(key, version, version.into(), response);
-            let mut errors = error_codes(&response);
-            errors.dedup();
-            let mut expected = expected_errors(key, version);
-            if expected.is_empty() && !errors.is_empty() {
-                expected.push(0);
-            }
-            assert_eq!(errors, expected, "{key:?} v{version}: {response}");
-            answered += 1;
+    let announced = announced(&mut client).await;
+    assert!(announced.len() > 120, "{announced:?}");
+    for (key, version) in announced {
+        let world = World {
+            topic_id,
+            group: format!("group-{key:?}-{version}"),
+            unique: format!("unique-{key:?}-{version}"),
+            ..World::imaginary()
+        };
+        if key == ApiKey::DeleteTopics {
+            server.topic(&world.unique, 1, &[]).await;
         }
+        let response = call(&mut client, key, version, &world).await;
+        let mut errors = error_codes(&response);
+        errors.dedup();
+        let mut expected = expected_errors(key, version);
+        if expected.is_empty() && !errors.is_empty() {
+            expected.push(0);
+        }
+        assert_eq!(errors, expected, "{key:?} v{version}: {response}");
     }
-    assert!(answered > 120, "{answered}");
 }
 
 /// The minimum for clients: the versions that kafka-clients 4, librdkafka 2 and franz-go choose

@@ -22,8 +22,8 @@ use reads_only::ReadsOnly;
 use uuid::Uuid;
 
 use super::deleting::{commit, committed};
-use super::every_api::error_codes;
-use super::examples::{self, World};
+use super::every_api::{self, error_codes};
+use super::examples::World;
 use super::harness::{Client, HANG, TestServer, fetch, produce, stored, text};
 use super::lost_offsets::{damage, prove};
 use super::secured::sasl;
@@ -300,66 +300,56 @@ async fn every_api_that_writes_is_refused() {
     })
     .await;
     let mut client = reader.client().await;
-    let announced = client.call(0, &ApiVersionsRequest::default()).await;
-    assert_eq!(announced.api_keys.len(), crate::api::APIS.len());
     let before = (owner.store().catalog_version(), topics(&mut owner.client().await).await);
     let mut refused = 0;
-    for api in announced.api_keys {
-        let key = ApiKey::try_from(api.api_key).unwrap();
-        let first = if key == ApiKey::Produce { 3 } else { api.min_version };
-        for version in first..=api.max_version {
-            let world = World {
-                topic_id,
-                group: format!("group-{key:?}-{version}"),
-                unique: "topic".to_owned(),
-                ..World::imaginary()
-            };
-            let request = examples::request(key, version, version.into(), &world);
-            client.send_frame(&request).await;
-            let response = client.receive_frame().await;
-            let response = response.unwrap_or_else(|| panic!("{key:?} v{version}: closed"));
-            let response = examples::decode_response(key, version, version.into(), response);
-            let errors = error_codes(&response);
-            let expected = match key {
-                ApiKey::Produce
-                | ApiKey::CreateTopics
-                | ApiKey::DeleteTopics
-                | ApiKey::DeleteRecords
-                | ApiKey::CreatePartitions
-                | ApiKey::CreateAcls
-                | ApiKey::DeleteAcls
-                | ApiKey::AlterConfigs
-                | ApiKey::IncrementalAlterConfigs
-                | ApiKey::AlterClientQuotas
-                | ApiKey::AlterUserScramCredentials
-                | ApiKey::WriteTxnMarkers
-                | ApiKey::ShareGroupHeartbeat
-                | ApiKey::ShareFetch
-                | ApiKey::ShareAcknowledge
-                | ApiKey::AlterShareGroupOffsets
-                | ApiKey::DeleteShareGroupOffsets => POLICY_VIOLATION,
-                ApiKey::InitProducerId => E::ClusterAuthorizationFailed.code(),
-                ApiKey::AddPartitionsToTxn
-                | ApiKey::AddOffsetsToTxn
-                | ApiKey::EndTxn
-                | ApiKey::TxnOffsetCommit => E::TransactionalIdAuthorizationFailed.code(),
-                _ => {
-                    assert!(!errors.contains(&POLICY_VIOLATION), "{key:?} v{version}: {response}");
-                    continue;
-                }
-            };
-            let transactional = E::TransactionalIdAuthorizationFailed.code();
-            let is_expected = |code: &i16| {
-                *code == expected || (key == ApiKey::InitProducerId && *code == transactional)
-            };
-            assert!(errors.iter().any(is_expected), "{key:?} v{version}: {errors:?}: {response}");
-            // Nothing has succeeded.
-            let of_parts = errors.iter().filter(|code| **code != 0 && !is_expected(code)).count();
-            let unknown = [E::UnknownTopicOrPartition.code(), E::UnknownTopicId.code()];
-            let is_unknown = |code: &i16| unknown.contains(code);
-            assert_eq!(of_parts, errors.iter().filter(|it| is_unknown(it)).count(), "{response}");
-            refused += 1;
-        }
+    for (key, version) in every_api::announced(&mut client).await {
+        let world = World {
+            topic_id,
+            group: format!("group-{key:?}-{version}"),
+            unique: "topic".to_owned(),
+            ..World::imaginary()
+        };
+        let response = every_api::call(&mut client, key, version, &world).await;
+        let errors = error_codes(&response);
+        let expected = match key {
+            ApiKey::Produce
+            | ApiKey::CreateTopics
+            | ApiKey::DeleteTopics
+            | ApiKey::DeleteRecords
+            | ApiKey::CreatePartitions
+            | ApiKey::CreateAcls
+            | ApiKey::DeleteAcls
+            | ApiKey::AlterConfigs
+            | ApiKey::IncrementalAlterConfigs
+            | ApiKey::AlterClientQuotas
+            | ApiKey::AlterUserScramCredentials
+            | ApiKey::WriteTxnMarkers
+            | ApiKey::ShareGroupHeartbeat
+            | ApiKey::ShareFetch
+            | ApiKey::ShareAcknowledge
+            | ApiKey::AlterShareGroupOffsets
+            | ApiKey::DeleteShareGroupOffsets => POLICY_VIOLATION,
+            ApiKey::InitProducerId => E::ClusterAuthorizationFailed.code(),
+            ApiKey::AddPartitionsToTxn
+            | ApiKey::AddOffsetsToTxn
+            | ApiKey::EndTxn
+            | ApiKey::TxnOffsetCommit => E::TransactionalIdAuthorizationFailed.code(),
+            _ => {
+                assert!(!errors.contains(&POLICY_VIOLATION), "{key:?} v{version}: {response}");
+                continue;
+            }
+        };
+        let transactional = E::TransactionalIdAuthorizationFailed.code();
+        let is_expected = |code: &i16| {
+            *code == expected || (key == ApiKey::InitProducerId && *code == transactional)
+        };
+        assert!(errors.iter().any(is_expected), "{key:?} v{version}: {errors:?}: {response}");
+        // Nothing has succeeded.
+        let of_parts = errors.iter().filter(|code| **code != 0 && !is_expected(code)).count();
+        let unknown = [E::UnknownTopicOrPartition.code(), E::UnknownTopicId.code()];
+        let is_unknown = |code: &i16| unknown.contains(code);
+        assert_eq!(of_parts, errors.iter().filter(|it| is_unknown(it)).count(), "{response}");
+        refused += 1;
     }
     assert!(refused > 50, "{refused}");
     let response = client.call(9, &produce("topic", 0, &plain(&[1]), -1)).await;
@@ -370,7 +360,7 @@ async fn every_api_that_writes_is_refused() {
     assert!(client.receive_frame().await.is_none());
     assert_eq!((owner.store().catalog_version(), topics(&mut owner.client().await).await), before);
     assert_eq!(topics(&mut reader.client().await).await, before.1);
-    // Topics are not created by the way.
+    // A request for metadata creates no topic.
     let mut client = reader.client().await;
     let topic =
         metadata_request::MetadataRequestTopic::default().with_name(Some(TopicName(text("other"))));

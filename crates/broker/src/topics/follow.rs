@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{BadTopic, Deleted, MAX_DELETED, META_PREFIX, Stored, Topic, Topics};
+use super::{BadTopic, META_PREFIX, Stored, Topic, Topics};
 use crate::partition::Partition;
 
 impl Topics {
@@ -69,14 +69,6 @@ impl Topics {
     fn remove_followed(&self, name: &str) {
         let Ok(topic) = self.by_name(name) else { return };
         self.maps.write().remove(&topic);
-        let mut deleted = self.deleted.lock();
-        if deleted.len() == MAX_DELETED {
-            deleted.pop_front();
-        }
-        deleted.push_back(Deleted {
-            name: topic.name.clone(),
-            id: topic.id,
-            at: Some(Instant::now()),
-        });
+        self.note_deleted(&topic, Some(Instant::now()));
     }
 }

@@ -23,7 +23,7 @@ pub struct Salvaged {
     /// The state before the first object that is lost; `state` if none is.
     pub intact: ChainState,
     /// The fences and deltas that are lost, in order.
-    pub lost: Vec<LostObjects>,
+    pub lost: Vec<LostEntries>,
     /// Snapshots that are damaged. An older one took their place, if there is one.
     pub damaged_snapshots: Vec<ObjectError>,
     /// Streams that were deleted, as far as it can be read.
@@ -32,7 +32,7 @@ pub struct Salvaged {
 
 /// Objects of the chain that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LostObjects {
+pub struct LostEntries {
     /// Their numbers.
     pub numbers: RangeInclusive<u64>,
     /// The name of the first one.
@@ -147,7 +147,7 @@ fn why(error: &ObjectError) -> String {
 struct Left<'a> {
     chain: &'a Chain,
     intact: Option<ChainState>,
-    lost: Vec<LostObjects>,
+    lost: Vec<LostEntries>,
     deleted: HashSet<StreamId>,
 }
 
@@ -160,7 +160,7 @@ impl Left<'_> {
             }
             _ => {
                 let name = self.chain.sequence.name(number);
-                self.lost.push(LostObjects { numbers: number..=number, name, reason });
+                self.lost.push(LostEntries { numbers: number..=number, name, reason });
             }
         }
     }

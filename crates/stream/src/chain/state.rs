@@ -1,6 +1,7 @@
 //! The state of the catalog after an object of the chain.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use bytes::Bytes;
 use uuid::Uuid;
@@ -256,16 +257,24 @@ impl ChainState {
         }
     }
 
+    /// Returns the gaps of a stream, in the order of offsets.
+    pub(crate) fn gaps_of(
+        &self,
+        stream: StreamId,
+    ) -> impl DoubleEndedIterator<Item = Range<StreamOffset>> {
+        let of_stream = (stream, StreamOffset(0))..=(stream, StreamOffset(u64::MAX));
+        self.gaps.range(of_stream).map(|((_, start), end)| *start..*end)
+    }
+
     /// Drops the gaps of a stream that end at or before `to`.
     fn drop_gaps(&mut self, stream: StreamId, to: StreamOffset) {
         if self.gaps.is_empty() {
             return;
         }
-        let of_stream = (stream, StreamOffset(0))..=(stream, StreamOffset(u64::MAX));
-        let passed = self.gaps.range(of_stream).filter(|(_, end)| **end <= to);
-        let passed: Vec<_> = passed.map(|(key, _)| *key).collect();
-        for key in passed {
-            self.gaps.remove(&key);
+        let passed = self.gaps_of(stream).filter(|gap| gap.end <= to);
+        let passed: Vec<_> = passed.map(|gap| gap.start).collect();
+        for start in passed {
+            self.gaps.remove(&(stream, start));
         }
     }
 }

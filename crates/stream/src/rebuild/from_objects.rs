@@ -15,7 +15,7 @@ use super::checkpoints::{self, Folded};
 use super::offsets::Offsets;
 use super::source::{RebuildStep, Source};
 use crate::catalog::ObjectRange;
-use crate::chain::{ChainObject, ChainState, ChainStream, LostObjects, Salvaged};
+use crate::chain::{ChainObject, ChainState, ChainStream, LostEntries, Salvaged};
 use crate::damage::Damage;
 use crate::naming::{object_id, object_nonce, object_prefix};
 use crate::object::DirectoryRow;
@@ -30,7 +30,7 @@ const READS: usize = 32;
 #[derive(Debug, Default)]
 pub struct FromObjects {
     /// Fences and deltas that are damaged or missing.
-    pub lost_entries: Vec<LostObjects>,
+    pub lost_entries: Vec<LostEntries>,
     /// Snapshots that are damaged.
     pub damaged_snapshots: Vec<ObjectError>,
     /// The chain is older than the WAL, or there is none.
@@ -53,6 +53,11 @@ impl FromObjects {
     /// Whether the catalog has everything that was uploaded.
     pub(super) fn is_complete(&self) -> bool {
         self.lost_entries.is_empty() && !self.is_old
+    }
+
+    /// Whether all of it is in objects, too.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_complete() && self.missing.is_empty()
     }
 
     /// Returns the number of fences and deltas that are lost.
@@ -105,7 +110,7 @@ pub(super) async fn restore(
     let mut found =
         FromObjects { lost_entries: lost, damaged_snapshots, is_old, ..FromObjects::default() };
     let Listed { candidates, mut rows } = list(source, &mut state, &mut found).await?;
-    if found.is_complete() && found.missing.is_empty() {
+    if found.is_whole() {
         return Ok((state, found));
     }
     for (id, rows) in &rows {
@@ -121,7 +126,8 @@ pub(super) async fn restore(
     let mut unfolded = Vec::new();
     for id in ids {
         let rows = rows.remove(&id).unwrap_or_default();
-        let gaps = gaps(&state, id);
+        // Lost with an earlier WAL.
+        let gaps = Offsets::of(state.gaps_of(id));
         let stream = state.streams.get_mut(&id).expect("one of the ids");
         let before = intact.streams.get(&id);
         if before.is_none() && stream.label.is_empty() && stream.kind == KIND_LOG {
@@ -217,7 +223,7 @@ async fn list(
     }
     state.objects.retain(|id, _| existing.contains(id));
     let mut listed = Listed { candidates: HashMap::new(), rows: BTreeMap::new() };
-    if found.is_complete() && found.missing.is_empty() {
+    if found.is_whole() {
         return Ok(listed);
     }
     // Of the objects with one number, attempts of one upload, one is used: that with most, the
@@ -275,12 +281,6 @@ fn expected(
 fn covered(stream: &ChainStream) -> Offsets {
     let ranges = stream.ranges.iter().map(|range| range.start..range.end);
     Offsets::of(ranges.map(|range| range.start.max(stream.start)..range.end))
-}
-
-/// Returns the offsets that were lost with an earlier WAL.
-fn gaps(state: &ChainState, id: StreamId) -> Offsets {
-    let of_stream = (id, StreamOffset(0))..=(id, StreamOffset(u64::MAX));
-    Offsets::of(state.gaps.range(of_stream).map(|((_, start), end)| *start..*end))
 }
 
 /// Adds ranges of candidates where the stream has none. Of ranges that overlap the one with the

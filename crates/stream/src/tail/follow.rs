@@ -38,13 +38,13 @@ impl Tail {
         new: Vec<Range>,
     ) -> Vec<Range> {
         assert!(self.batches.is_empty(), "a stream that follows the chain has batches");
-        let kept_behind = stored.ranges.len() - at.end;
+        let kept_after = stored.ranges.len() - at.end;
         let added_bytes: u64 = new.iter().map(|range| range.payload_bytes).sum();
-        let old = at.start..self.ranges.len() - kept_behind;
-        let behind = self.ranges.split_off(old.end);
+        let old = at.start..self.ranges.len() - kept_after;
+        let after = self.ranges.split_off(old.end);
         let gone: Vec<_> = self.ranges.drain(old.start..).collect();
         self.ranges.extend(new);
-        self.ranges.extend(behind);
+        self.ranges.extend(after);
         self.range_bytes += added_bytes;
         self.range_bytes -= gone.iter().map(|range| range.payload_bytes).sum::<u64>();
         (self.epoch, self.start) = (stored.epoch, stored.start);

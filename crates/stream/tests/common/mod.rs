@@ -118,6 +118,16 @@ impl World {
         std::mem::replace(&mut self.objects, Arc::new(in_memory(&all).await))
     }
 
+    /// Replaces the disk by a new, formatted one.
+    pub fn lose_disk(&mut self, wal_capacity_bytes: u64) -> HeaderInfo {
+        self.disk = SimDisk::new(SimOptions {
+            capacity_bytes: wal_capacity_bytes,
+            seed: 7,
+            ..SimOptions::default()
+        });
+        Wal::format(&self.disk.device(), &FormatOptions::default()).unwrap()
+    }
+
     /// Returns the options for a disk made from an image of this one.
     pub fn disk_options(&self) -> SimOptions {
         SimOptions { seed: 1, ..SimOptions::default() }
@@ -377,6 +387,18 @@ pub async fn read_from(stream: &Stream, from: u64, max_bytes: usize) -> Vec<Batc
             bytes <= max_bytes || fetched.batches.len() == 1,
             "{bytes} bytes of at most {max_bytes}"
         );
+        next = last.end();
+        read.extend(fetched.batches);
+    }
+}
+
+/// Reads all batches that a stream has, whatever gaps there are.
+pub async fn read_all(server: &Server, id: StreamId) -> Vec<Batch> {
+    let stream = server.store.stream(id).unwrap();
+    let (mut read, mut next) = (Vec::new(), stream.start_offset());
+    loop {
+        let fetched = stream.fetch(next, 10_000).await.unwrap();
+        let Some(last) = fetched.batches.last() else { return read };
         next = last.end();
         read.extend(fetched.batches);
     }

@@ -1,5 +1,5 @@
 use super::super::super::model::{Log, Transaction};
-use super::super::super::observe::Fetched;
+use super::super::super::reads::Fetched;
 use super::super::journal::Uploaded;
 use super::super::read::{Ending, View};
 use super::*;

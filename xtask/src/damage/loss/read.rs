@@ -1,30 +1,23 @@
 //! Reads all partitions back, many with one request, with either isolation level.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
-use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::PartitionData;
-use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
-use kafka_protocol::messages::{
-    BrokerId, DescribeAclsRequest, DescribeConfigsRequest, FetchRequest, GroupId,
-    ListOffsetsRequest, MetadataRequest, OffsetFetchRequest,
-};
+use kafka_protocol::messages::{DescribeAclsRequest, DescribeConfigsRequest};
 use kafka_protocol::protocol::StrBytes;
 
-use super::super::client::{BatchKind, Client, decode_batches, topic_name};
+use super::super::client::{BatchKind, Client, decode_batches};
 use super::super::model::{Model, Partition};
-use super::super::observe::{CORRUPT_MESSAGE, Fetched};
+use super::super::reads::{self, CORRUPT_MESSAGE, EARLIEST, Fetched, Isolation};
 use super::journal::{SETTING, State, acl_name};
 use crate::Error;
 
 /// How long a read is repeated that returns nothing or an error. A healthy server answers at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(30);
-const FETCH_BYTES: i32 = 1 << 20;
-const EARLIEST: i64 = -2;
 const UNKNOWN_PARTITION: i16 = 3;
 
 /// The end of a transaction in a partition.
@@ -102,20 +95,8 @@ impl Reader<'_> {
 
     /// Returns the first offset of each partition that exists.
     fn starts(&mut self) -> Result<BTreeMap<i32, i64>, Error> {
-        let wanted = (0..self.count).map(|index| {
-            ListOffsetsPartition::default()
-                .with_partition_index(index)
-                .with_current_leader_epoch(-1)
-                .with_timestamp(EARLIEST)
-        });
-        let topic = ListOffsetsTopic::default()
-            .with_name(topic_name(self.topic))
-            .with_partitions(wanted.collect());
-        let request =
-            ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![topic]);
         let mut starts = BTreeMap::new();
-        for result in self.client.call(5, &request)?.topics.into_iter().flat_map(|it| it.partitions)
-        {
+        for result in reads::list_offsets(self.client, self.topic, 0..self.count, EARLIEST)? {
             if result.error_code == UNKNOWN_PARTITION {
                 continue;
             }
@@ -134,26 +115,7 @@ impl Reader<'_> {
         positions: &BTreeMap<i32, i64>,
         committed: bool,
     ) -> Result<Vec<PartitionData>, Error> {
-        let wanted = positions.iter().map(|(index, offset)| {
-            FetchPartition::default()
-                .with_partition(*index)
-                .with_current_leader_epoch(-1)
-                .with_fetch_offset(*offset)
-                .with_log_start_offset(-1)
-                .with_partition_max_bytes(FETCH_BYTES)
-        });
-        let topic = FetchTopic::default()
-            .with_topic(topic_name(self.topic))
-            .with_partitions(wanted.collect());
-        let request = FetchRequest::default()
-            .with_replica_id(BrokerId(-1))
-            .with_max_wait_ms(200)
-            .with_min_bytes(1)
-            .with_max_bytes(4 * FETCH_BYTES)
-            .with_isolation_level(i8::from(committed))
-            .with_session_epoch(-1)
-            .with_topics(vec![topic]);
-        let answer = self.client.call(11, &request)?;
+        let answer = reads::fetch(self.client, self.topic, positions, committed, 200)?;
         if answer.error_code != 0 {
             return Err(format!("Fetch: error code {}", answer.error_code).into());
         }
@@ -225,23 +187,9 @@ impl View {
 
     /// Adds what a fetch at `from` has returned, and returns the next offset.
     fn add(&mut self, data: &PartitionData, from: i64, committed: bool) -> Result<i64, Error> {
-        let mut aborted: Vec<(i64, i64)> = data
-            .aborted_transactions
-            .iter()
-            .flatten()
-            .map(|each| (each.first_offset, each.producer_id.0))
-            .collect();
-        // Each answer names the aborted transactions of its batches.
-        let mut hidden = BTreeSet::new();
+        let mut isolation = Isolation::of(data, committed);
         let mut offset = from;
         for batch in decode_batches(data.records.clone().unwrap_or_default())? {
-            aborted.retain(|(first, producer)| {
-                let begins = *first < batch.end;
-                if begins {
-                    hidden.insert(*producer);
-                }
-                !begins
-            });
             offset = offset.max(batch.end);
             if batch.kind != BatchKind::Data {
                 self.endings.push(Ending {
@@ -249,16 +197,8 @@ impl View {
                     producer_id: batch.producer_id,
                     is_commit: batch.kind == BatchKind::CommitMarker,
                 });
-                hidden.remove(&batch.producer_id);
-                continue;
             }
-            if committed && batch.transactional && hidden.contains(&batch.producer_id) {
-                continue;
-            }
-            for (at, timestamp_ms, key, value) in batch.records {
-                let (key, value) = (key.map(Into::into), value.map(Into::into));
-                self.records.insert(at, Fetched { key, value, timestamp_ms });
-            }
+            self.records.extend(isolation.deliver(batch));
         }
         Ok(offset)
     }
@@ -267,12 +207,8 @@ impl View {
 /// Reads topics, settings and ACLs.
 fn state(client: &mut Client) -> Result<State, Error> {
     let mut state = State::new();
-    let answer = client.call(5, &MetadataRequest::default().with_topics(None))?;
-    for name in answer.topics.into_iter().filter_map(|topic| topic.name) {
-        state.insert(format!("topic {}", name.as_str()), "there".into());
-    }
-    let names: Vec<String> =
-        state.keys().filter_map(|key| Some(key.strip_prefix("topic ")?.to_owned())).collect();
+    let names = reads::topics(client)?;
+    state.extend(names.iter().map(|name| (format!("topic {name}"), "there".into())));
     let resources = names.iter().map(|name| {
         DescribeConfigsResource::default()
             .with_resource_type(2)
@@ -305,24 +241,6 @@ fn state(client: &mut Client) -> Result<State, Error> {
 }
 
 fn committed_offsets(client: &mut Client, group: &str) -> Result<Vec<(Partition, i64)>, Error> {
-    let request = OffsetFetchRequest::default()
-        .with_group_id(GroupId(StrBytes::from_string(group.to_owned())))
-        .with_topics(None);
-    let answer = client.call(7, &request)?;
-    let mut offsets = Vec::new();
-    let mut code = answer.error_code;
-    for topic in &answer.topics {
-        for result in &topic.partitions {
-            code = if code == 0 { result.error_code } else { code };
-            let topic = topic.name.to_string();
-            offsets.push((
-                Partition { topic, index: result.partition_index },
-                result.committed_offset,
-            ));
-        }
-    }
-    match code {
-        0 => Ok(offsets),
-        code => Err(format!("OffsetFetch of group {group}: error code {code}").into()),
-    }
+    let offsets = reads::committed_offsets(client, group)?;
+    offsets.map_err(|code| format!("OffsetFetch of group {group}: error code {code}").into())
 }

@@ -436,6 +436,27 @@ async fn only_what_is_needless_and_old_is_deleted() {
     assert_eq!(chain(&store).load().await.unwrap().as_ref(), states.last());
 }
 
+/// An ordinary snapshot may have the number of that of a rebuild, which alone leads to the fence.
+#[tokio::test]
+async fn the_snapshot_of_a_rebuild_stays_beside_another_one_of_its_number() {
+    for nonce in [Uuid::nil(), Uuid::max()] {
+        let (store, states) = built(17, 20).await;
+        let ordinary = Snapshot { nonce, state: states[19].clone() };
+        chain(&store).write_snapshot(ordinary).await.unwrap();
+        let rebuilt = Snapshot::of_new_base(states[19].clone());
+        chain(&store).write_snapshot(rebuilt.clone()).await.unwrap();
+        let mut writer = opened(chain(&store), Some(rebuilt.state)).await;
+        let recorded = writer.state().header.version + 1;
+        writer.freeze(delta(&writer, recorded, Bytes::new()));
+        writer.publish(until()).await.unwrap();
+        let newest = snapshot(&store, writer.state()).await;
+        CleanUp::new(chain(&store)).run(Duration::ZERO).await.unwrap();
+        change(&store, &newest, |bytes| bytes[70] ^= 1).await;
+        let loaded = chain(&store).load().await.unwrap();
+        assert_eq!(loaded.as_ref(), Some(writer.state()), "nonce {nonce}");
+    }
+}
+
 #[tokio::test]
 async fn a_directory_has_a_chain() {
     let directory = tempfile::tempdir().unwrap();
