@@ -329,13 +329,16 @@ struct DamageOptions {
 
 #[derive(Args)]
 struct LossOptions {
-    /// Number of drills. 348 cover each loss in each state of a server once.
+    /// Number of drills. 360 cover each loss in each state of a server once.
     #[arg(long, default_value_t = 500)]
     drills: u64,
     /// Seed of the first drill; each further one has the next seed. `--drills 1` repeats one.
     /// Default: from the clock; it is printed.
     #[arg(long)]
     seed: Option<u64>,
+    /// Pass over drills whose description, as it is printed, does not contain this text.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    only: String,
     #[command(flatten)]
     server: ServerOptions,
 }

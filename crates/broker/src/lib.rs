@@ -82,7 +82,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use alluvium_stream::{
-    Batch, Change, DamagedStreams, Fold, KIND_LOG, Store, StoreError, StreamId, StreamOffset,
+    Batch, Change, DamagedStreams, Filler, Fold, KIND_LOG, Store, StoreError, StreamId,
+    StreamOffset,
 };
 use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
@@ -112,7 +113,7 @@ pub use restore::{Restored, RestoredTopic, UnnamedPartition, restore_metadata};
 pub use state_stream::StateError;
 pub use state_table::Corrupt;
 pub use topics::stream_names;
-pub use transactions::TransactionsError;
+pub use transactions::{TransactionsError, producer_of_marker};
 
 pub use config::{BrokerConfig, InvalidConfig};
 pub use configs::broker::per_ip;
@@ -215,6 +216,20 @@ impl Fold for BrokerFold {
 
     fn repair(&self, damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
         transactions::markers_for_gaps(damaged)
+    }
+
+    fn fill(
+        &self,
+        kind: u8,
+        hole: Range<StreamOffset>,
+        checkpoint: &[u8],
+        checkpoint_end: StreamOffset,
+    ) -> Vec<Filler> {
+        match kind {
+            KIND_LOG => transactions::markers_for_hole(hole, checkpoint, checkpoint_end),
+            // The streams of the server's own state are not in objects.
+            _ => Vec::new(),
+        }
     }
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct Partition {
     refused_transactions: AtomicU64,
     totals: Arc<Totals>,
     led: RwLock<Led>,
-    /// Whether recovery found that records are lost.
+    /// Whether recovery found that records are lost, or a rebuild before it.
     has_lost: bool,
     /// The markers that recovery wrote in place of lost ones.
     repaired: Vec<(Repaired, Outcome)>,
@@ -150,6 +150,7 @@ impl Partition {
     ) -> Result<Self, BadCheckpoint> {
         let (started, started_ms) = (Instant::now(), unix_time_ms());
         let replay = stream.replay();
+        let has_lost = !replay.gaps().is_empty() || stream.has_declared_loss();
         let (mut producers, epochs, repaired) = derive(&replay, leader_epoch, started_ms)?;
         producers.drop_aborted(clean_end.max(stream.start_offset()));
         stream.raise_checkpoint_start(clean_end);
@@ -164,7 +165,7 @@ impl Partition {
             totals,
             led: RwLock::new(Led { epoch: leader_epoch, epochs, end: replay.end }),
             repaired,
-            has_lost: !replay.gaps().is_empty(),
+            has_lost,
             started,
             started_ms,
         })
@@ -373,7 +374,7 @@ impl Partition {
         self.producers.lock().ending()
     }
 
-    /// Whether recovery found that records are lost.
+    /// Whether recovery found that records are lost, or a rebuild before it.
     pub(crate) fn has_lost(&self) -> bool {
         self.has_lost
     }

@@ -445,6 +445,12 @@ impl ProducerStates {
         self.producers.get(&producer_id).map(|producer| producer.epoch)
     }
 
+    /// The current epoch of a producer, and the time of its last batch or marker.
+    pub(crate) fn last_of(&self, producer_id: i64) -> Option<(i16, i64)> {
+        let producer = self.producers.get(&producer_id);
+        producer.map(|producer| (producer.epoch, producer.last_timestamp_ms))
+    }
+
     /// All producers, ordered by ID.
     pub(crate) fn active(&self) -> Vec<ActiveProducer> {
         let mut active: Vec<_> = self

@@ -46,6 +46,32 @@ pub trait Fold: Send + Sync + 'static {
         let _ = damaged;
         Vec::new()
     }
+
+    /// Returns batches to put into a hole of a stream of this kind, in offset order, each within
+    /// it: a rebuild has found that all records of the hole are lost with the objects that had
+    /// them. `checkpoint` describes the stream up to `checkpoint_end`: the start of the hole, or an
+    /// offset at or after its end. The same hole may be found by a later rebuild, so the result
+    /// must depend on the arguments alone.
+    fn fill(
+        &self,
+        kind: u8,
+        hole: Range<StreamOffset>,
+        checkpoint: &[u8],
+        checkpoint_end: StreamOffset,
+    ) -> Vec<Filler> {
+        let _ = (kind, hole, checkpoint, checkpoint_end);
+        Vec::new()
+    }
+}
+
+/// A batch that a rebuild puts into a hole of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filler {
+    /// The batch.
+    pub batch: Batch,
+    /// Readable offsets before the hole whose records the batch may invalidate, because nothing
+    /// shows what the lost ones had decided.
+    pub invalidated: Option<Range<StreamOffset>>,
 }
 
 /// A fold for streams without checkpoints.

@@ -110,7 +110,7 @@ pub use catalog::{Change, MAX_LABEL_BYTES};
 pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use error::{FetchError, StoreError};
 pub use faults::{Degraded, Reason};
-pub use fold::{DamagedStreams, Fold};
+pub use fold::{DamagedStreams, Filler, Fold};
 pub use losses::LostObjects;
 pub use migrate::{LEGACY_CATALOG, MigrateError, migrate};
 pub use naming::PROBES_DIRECTORY;

@@ -18,7 +18,7 @@ pub use crate::damage::{Damage, DecodeError};
 use crate::fields::{u32_at, u64_at};
 use crate::types::{Batch, StreamId, StreamOffset};
 pub(crate) use directory::rows_of;
-pub use directory::{DirectoryRow, Origin};
+pub use directory::{DirectoryRow, Origin, REBUILD};
 pub(crate) use encoder::{Encoder, Summary};
 pub(crate) use index::{FirstRead, IndexPlace, Top};
 #[cfg(test)]

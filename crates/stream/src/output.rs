@@ -9,7 +9,7 @@ use uuid::Uuid;
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::clock::unix_ms;
 use crate::naming::object_name;
-use crate::object::{Encoder, Origin, Summary};
+use crate::object::{Encoder, Origin, REBUILD, Summary};
 use crate::object_error::ObjectError;
 use crate::objects::{StoreHandle, Writer};
 use crate::shared::Shared;
@@ -41,6 +41,8 @@ pub(crate) enum Source {
     Upload { cut: LogOffset },
     /// Other objects. Generation and time of creation are those of the new one.
     Objects { generation: u8, created_at_ms: i64 },
+    /// The owner of the streams, for holes that a rebuild has found.
+    Rebuild,
 }
 
 impl Attempt {
@@ -136,6 +138,7 @@ impl<'a> Output<'a> {
         let encoder = self.encoder.take().expect("it is finished once");
         let (generation, created_at_ms, cut) = match self.source {
             Source::Upload { cut } => (0, unix_ms(), cut),
+            Source::Rebuild => (0, unix_ms(), LogOffset(0)),
             Source::Objects { generation, created_at_ms } => {
                 (generation, created_at_ms, LogOffset(0))
             }
@@ -146,7 +149,10 @@ impl<'a> Output<'a> {
             incarnation,
             opening,
             term,
-            generation: generation.into(),
+            generation: match self.source {
+                Source::Rebuild => REBUILD,
+                _ => generation.into(),
+            },
             created_at_ms,
             cut,
         };

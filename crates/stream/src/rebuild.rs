@@ -3,15 +3,18 @@
 //!
 //! - `from_objects.rs`: what the data objects show of the catalog
 //! - `checkpoints.rs`: checkpoints, from the records in them
+//! - `fill.rs`: batches for holes
 //! - `source.rs`, `offsets.rs`: where it reads; sets of offsets
 //!
 //! | crash after | then |
 //! |---|---|
 //! | the object that names the store of the WAL | the rebuild is repeated with the same WAL |
+//! | objects with batches for holes | no catalog names them; the rebuild is repeated |
 //! | the snapshot of a rebuild from objects | no fence names it; the rebuild is repeated |
 //! | the fence | the store is bound; repeating the rebuild changes nothing |
 
 mod checkpoints;
+mod fill;
 mod from_objects;
 mod offsets;
 mod source;
@@ -41,7 +44,7 @@ use crate::open::{check_age, locate};
 use crate::options::Options;
 use crate::recover::{self, LogLoss};
 use crate::tail::UNHINTED_OFFSETS;
-use crate::types::{StreamId, StreamOffset};
+use crate::types::{ObjectId, StreamId, StreamOffset};
 
 pub use from_objects::FromObjects;
 pub use source::{RebuildProgress, RebuildStep};
@@ -131,6 +134,8 @@ pub struct Rebuild {
     log: Option<LogLoss>,
     /// Offsets that a stream skips after what is known of it.
     skipped: u64,
+    /// The first and the longest delay between two attempts of a request.
+    retry: (Duration, Duration),
 }
 
 impl Rebuild {
@@ -145,7 +150,8 @@ impl Rebuild {
     ) -> Result<Self, RebuildError> {
         let chain = Chain::new(objects.clone(), store, options.retry());
         let state = chain.load().await?.ok_or(RebuildError::NoCatalog(store))?;
-        Ok(Self { chain, state, from_objects: None, log: None, skipped: UNHINTED_OFFSETS })
+        let (skipped, retry) = (UNHINTED_OFFSETS, options.retry());
+        Ok(Self { chain, state, from_objects: None, log: None, skipped, retry })
     }
 
     /// Puts together what is left of the catalog of a store and what its objects show. `log` is the
@@ -223,7 +229,8 @@ impl Rebuild {
                 OFFSETS_OF_UNKNOWN_DELTAS.saturating_mul(rebuilds)
             }
         };
-        Ok(Self { chain, state, from_objects: Some(found), log, skipped })
+        let retry = options.retry();
+        Ok(Self { chain, state, from_objects: Some(found), log, skipped, retry })
     }
 
     /// Returns the catalog, which is what is left.
@@ -311,8 +318,11 @@ impl Rebuild {
         }
         name_store(&**objects, wal_id, store).await?;
         let fence = self.fence(wal, node_id);
-        let Self { chain, mut state, from_objects, .. } = self;
-        if from_objects.is_some() {
+        let Self { chain, mut state, from_objects, retry, .. } = self;
+        if let Some(found) = from_objects {
+            let filled = found.filled.into_iter().map(|(stream, filler)| (stream, filler.batch));
+            let last = found.last_object.unwrap_or(ObjectId(0));
+            fill::write(objects, retry, &mut state, last, filled.collect()).await?;
             let snapshot = Snapshot::of_new_base(state);
             state = snapshot.state.clone();
             chain.write_snapshot(snapshot).await?;

@@ -154,6 +154,13 @@ pub(crate) async fn recover(
             missing.end
         );
     }
+    if is_after_fence {
+        for stream in replay.declared.keys() {
+            if let Some((_, tail)) = replay.streams.get_mut(stream) {
+                tail.has_declared_loss = true;
+            }
+        }
+    }
     let mut labels = replay.labels;
     let streams = replay.streams.into_iter().map(|(id, (kind, tail))| {
         let label = labels.remove(&id).unwrap_or_default();

@@ -244,6 +244,12 @@ impl Stream {
         History::of(&self.state.tail.lock())
     }
 
+    /// Whether this is the first opening after a rebuild, and offsets of the stream were declared
+    /// lost, by this rebuild or an earlier one.
+    pub fn has_declared_loss(&self) -> bool {
+        self.state.tail.lock().has_declared_loss
+    }
+
     /// Subscribes to the stream: `notify` is woken when more of it becomes durable, it is deleted,
     /// or the store fails. One `Notify` may watch many streams; dropping the [`Watch`] ends the
     /// subscription. Check after subscribing: only later events wake. Wakes with

@@ -139,6 +139,8 @@ pub(crate) struct Tail {
     /// The owner declared that checkpoints need not describe anything before this offset, just as
     /// for `start`.
     pub(crate) checkpoint_start: StreamOffset,
+    /// See [`crate::Stream::has_declared_loss`].
+    pub(crate) has_declared_loss: bool,
     /// In offset order, and so in log order.
     batches: VecDeque<Cached>,
     /// In offset order; all end after `start`.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use alluvium_broker::Restored;
+use alluvium_broker::{Restored, producer_of_marker};
 use alluvium_stream::{FromObjects, GapCause, LogLoss, LostEnd, ObjectError, Rebuild, StreamId};
 use serde::Serialize;
 use uuid::Uuid;
@@ -59,6 +59,8 @@ struct FromObjectsView {
     damaged_objects: Vec<DamageView>,
     /// Records that were uploaded, and are in no object.
     lost_records: Vec<RangeView>,
+    /// Transactions that are aborted, because their end may be among the lost records.
+    aborted_transactions: Vec<TransactionView>,
     /// Damage of the log.
     damaged_log: Vec<String>,
     /// Records that the log has lost.
@@ -88,6 +90,17 @@ struct RangeView {
     name: String,
     from: u64,
     /// The offset after the last one.
+    to: u64,
+}
+
+#[derive(Serialize)]
+struct TransactionView {
+    stream: u64,
+    name: String,
+    producer_id: i64,
+    /// Its first offset.
+    from: u64,
+    /// The first lost offset.
     to: u64,
 }
 
@@ -227,6 +240,16 @@ impl FromObjectsView {
             |gap: &alluvium_stream::Gap| range(gap.stream, gap.offsets.start.0, gap.offsets.end.0);
         let skipped = rebuild.skipped().into_iter();
         let skipped_by_log = gaps.filter(|gap| gap.cause == GapCause::Skipped);
+        let aborted = found.filled.iter().filter_map(|(stream, filler)| {
+            let hidden = filler.invalidated.as_ref()?;
+            Some(TransactionView {
+                stream: stream.0,
+                name: name(names, *stream),
+                producer_id: producer_of_marker(&filler.batch)?,
+                from: hidden.start.0,
+                to: hidden.end.0,
+            })
+        });
         let topics = restored.topics.iter().map(|topic| TopicView {
             name: topic.name.clone(),
             partitions: topic.partitions,
@@ -252,6 +275,7 @@ impl FromObjectsView {
                 .iter()
                 .map(|(stream, offsets)| range(*stream, offsets.start.0, offsets.end.0))
                 .collect(),
+            aborted_transactions: aborted.collect(),
             damaged_log: log.map(damage_of_log).unwrap_or_default(),
             lost_log_records: lost_in_log.map(of_log).collect(),
             skipped: skipped
@@ -308,6 +332,12 @@ impl FromObjectsView {
                 table.row(vec![range.from.to_string(), last.to_string(), range.name.clone()]);
             }
             output::line(format_args!("\n{table}\n"))?;
+        }
+        for TransactionView { name, producer_id, from, to, .. } in &self.aborted_transactions {
+            output::line(format_args!(
+                "{name}: the transaction of producer {producer_id} is aborted from offset {from} up \
+                 to {to}: its end may be lost"
+            ))?;
         }
         if self.lost_lists > 0 {
             let lists = counted(self.lost_lists, "list", "lists");

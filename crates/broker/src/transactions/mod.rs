@@ -4,12 +4,14 @@
 //! - `record`: the records of the state stream, and its checkpoint.
 //! - `end`: writes the markers and offsets of a decided transaction; timeouts; expiry of ids.
 //! - `decisions`, `repair`, `reconcile`: repair after damage of the log.
+//! - `holes`: repair after a loss of objects.
 //! - `forget`: removal of staged offsets that must not be committed any more.
 //! - this file: the transactions by transactional id, each behind its lock, and the requests.
 
 mod decisions;
 mod end;
 mod forget;
+mod holes;
 mod reconcile;
 mod record;
 mod repair;
@@ -42,6 +44,8 @@ use crate::state_table::{self, Corrupt};
 #[cfg(test)]
 pub(crate) use end::forget_unused;
 pub(crate) use end::run;
+pub(crate) use holes::markers_for_hole;
+pub use holes::producer_of_marker;
 pub(crate) use reconcile::start;
 pub(crate) use record::Transactions as Table;
 use record::{Event, Record};

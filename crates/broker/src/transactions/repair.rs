@@ -102,7 +102,10 @@ pub(crate) fn markers_for_gaps(damaged: &DamagedStreams<'_>) -> Vec<(StreamId, B
         let (assigned, unassigned) = assign_offsets(lost, &history.replay.gaps());
         for (offset, lost) in assigned {
             log_lost_marker(topic, *index, &decisions, &lost, Some(offset));
-            markers.push((stream, marker(&lost, offset)));
+            let Lost { producer_id, epoch, outcome, is_known, time_ms, .. } = lost;
+            let repaired = if is_known { Repaired::Decided } else { Repaired::Unknown };
+            let marker = marker((producer_id, epoch), (outcome, repaired), time_ms, offset);
+            markers.push((stream, marker));
         }
         for lost in unassigned {
             log_lost_marker(topic, *index, &decisions, &lost, None);
@@ -160,21 +163,19 @@ fn log_lost_marker(
     }
 }
 
-fn marker(lost: &Lost, offset: u64) -> Batch {
-    let mut bytes = batch::marker(lost.producer_id, lost.epoch, lost.outcome, lost.time_ms);
-    batch::set_repaired(
-        &mut bytes,
-        if lost.is_known { Repaired::Decided } else { Repaired::Unknown },
-    );
-    // It lies behind lost records. With an epoch it would extend that epoch over them, and
-    // consumers would not learn of the loss.
+/// Returns a marker in place of a lost one.
+pub(super) fn marker(
+    (producer_id, epoch): (i64, i16),
+    (outcome, repaired): (Outcome, Repaired),
+    time_ms: i64,
+    offset: u64,
+) -> Batch {
+    let mut bytes = batch::marker(producer_id, epoch, outcome, time_ms);
+    batch::set_repaired(&mut bytes, repaired);
+    // Records before it are lost. With an epoch it would extend that epoch over them, and consumers
+    // would not learn of the loss.
     batch::set_base(&mut bytes, offset, NO_LEADER_EPOCH);
-    Batch {
-        base: StreamOffset(offset),
-        count: 1,
-        max_timestamp_ms: lost.time_ms,
-        payload: bytes.into(),
-    }
+    Batch { base: StreamOffset(offset), count: 1, max_timestamp_ms: time_ms, payload: bytes.into() }
 }
 
 /// Returns the markers that must have been in the gaps of a partition, because the producers' later

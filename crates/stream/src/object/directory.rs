@@ -14,6 +14,10 @@ use crate::wire::{Reader, Writer};
 /// The greatest length of the content of a directory, which is compressed.
 const MAX_CONTENT_BYTES: u64 = 1 << 30;
 
+/// The generation in the directory of an object with batches that a rebuild has put into holes. In
+/// the catalog it is 0.
+pub const REBUILD: u32 = u32::MAX;
+
 /// Who wrote an object, and from what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
@@ -25,13 +29,20 @@ pub struct Origin {
     pub opening: u32,
     /// The term that held.
     pub term: u32,
-    /// 0 if written by an upload, otherwise one more than the greatest generation of its sources.
+    /// That of the catalog; [`REBUILD`] if it was written by a rebuild.
     pub generation: u32,
     /// See [`crate::catalog::ObjectInfo::created_at_ms`].
     pub created_at_ms: i64,
     /// Of an upload: whatever the log has below this offset of the object's streams is in this
-    /// object or in earlier ones. 0 for a compaction.
+    /// object or in earlier ones. 0 for a compaction or a rebuild.
     pub cut: LogOffset,
+}
+
+impl Origin {
+    /// Whether the object has batches that a rebuild has put into holes, and nothing else.
+    pub fn is_of_rebuild(&self) -> bool {
+        self.generation == REBUILD
+    }
 }
 
 /// A stream in the directory of an object.

@@ -1,4 +1,5 @@
-//! Checkpoints of streams whose uploaded end a rebuild has moved: folded from their records.
+//! Checkpoints of streams whose uploaded end a rebuild has moved: folded from their records, and
+//! from the batches that the owner of the streams puts into holes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,10 +11,13 @@ use futures::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use super::fill;
+use super::offsets::Offsets;
 use super::source::{RebuildStep, Source};
 use crate::bandwidth::Bandwidth;
 use crate::catalog::ObjectRange;
 use crate::chain::{ChainObject, ChainState, ChainStream};
+use crate::fold::{Filler, Fold};
 use crate::object::Block;
 use crate::object_error::ObjectError;
 use crate::objects::{Scan, StoreHandle, index};
@@ -29,13 +33,22 @@ pub(super) struct Folded {
     /// Offsets of records in damaged blocks.
     pub(super) lost: Vec<(StreamId, Range<StreamOffset>)>,
     pub(super) damaged: Vec<ObjectError>,
+    /// Batches for holes.
+    pub(super) filled: Vec<(StreamId, Filler)>,
 }
 
-/// A stream whose checkpoint describes it up to the start of `offsets`, and shall describe it up to
-/// their end.
+/// A part of a stream to fold.
+pub(super) struct Unfolded {
+    pub(super) id: StreamId,
+    /// The checkpoint describes the stream up to their start, and shall describe it up to their
+    /// end.
+    pub(super) offsets: Range<StreamOffset>,
+    /// What of `offsets` is lost with the objects.
+    pub(super) holes: Offsets,
+}
+
 struct Work {
-    id: StreamId,
-    offsets: Range<StreamOffset>,
+    unfolded: Unfolded,
     kind: u8,
     start: StreamOffset,
     checkpoint: Option<Bytes>,
@@ -54,17 +67,17 @@ struct Done {
 pub(super) async fn fold(
     source: &Source<'_>,
     state: &mut ChainState,
-    unfolded: Vec<(StreamId, Range<StreamOffset>)>,
+    unfolded: Vec<Unfolded>,
 ) -> Result<Folded, ObjectError> {
     let ChainState { header, streams, objects, .. } = state;
     let work: Vec<Work> = unfolded
         .into_iter()
-        .map(|(id, offsets)| {
-            let stream = streams.get_mut(&id).expect("a stream of the catalog");
-            let first = stream.ranges.partition_point(|range| range.end <= offsets.start);
+        .map(|unfolded| {
+            let stream = streams.get_mut(&unfolded.id).expect("a stream of the catalog");
+            let first = stream.ranges.partition_point(|range| range.end <= unfolded.offsets.start);
             let ranges = stream.ranges[first..].to_vec();
             let ChainStream { kind, start, .. } = *stream;
-            Work { id, offsets, kind, start, checkpoint: stream.checkpoint.take(), ranges }
+            Work { unfolded, kind, start, checkpoint: stream.checkpoint.take(), ranges }
         })
         .collect();
     let ranges = work.iter().flat_map(|work| &work.ranges);
@@ -77,14 +90,14 @@ pub(super) async fn fold(
         done: AtomicU64::new(0),
         total: ranges.map(|range| range.payload_bytes).sum(),
     };
-    let mut done =
-        futures::stream::iter(work).map(|work| reader.fold(work)).buffer_unordered(STREAMS);
+    let mut done = futures::stream::iter(work).map(|work| reader.fold(work)).buffered(STREAMS);
     let mut all = Folded::default();
     while let Some(Done { id, end, checkpoint, folded }) = done.try_next().await? {
         let stream = streams.get_mut(&id).expect("a stream of the catalog");
         (stream.uploaded_end, stream.checkpoint) = (end, checkpoint);
         all.lost.extend(folded.lost);
         all.damaged.extend(folded.damaged);
+        all.filled.extend(folded.filled);
     }
     Ok(all)
 }
@@ -103,32 +116,37 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     async fn fold(&self, work: Work) -> Result<Done, ObjectError> {
-        let Work { id, offsets, kind, start, mut checkpoint, ranges } = work;
-        let (mut at, mut folded) = (offsets.start, Folded::default());
+        let Work { unfolded: Unfolded { id, offsets, holes }, kind, start, checkpoint, ranges } =
+            work;
+        let (at, fold) = (offsets.start, self.source.fold.clone());
+        let mut stream = Folding { id, kind, start, at, checkpoint, holes, fold };
+        let mut folded = Folded::default();
+        // Damaged since the last batch.
+        let mut damaged: Vec<Range<StreamOffset>> = Vec::new();
         for range in ranges {
             let blocks = match self.blocks(range.object).await {
                 Ok(blocks) => blocks,
                 Err(error) if error.is_loss() => {
                     folded.damaged.push(error);
-                    folded.lost.push((id, range.start.max(offsets.start)..range.end));
+                    damaged.push(range.start.max(offsets.start)..range.end);
                     continue;
                 }
                 Err(error) => return Err(error),
             };
+            let at = stream.at;
             let first = blocks.partition_point(|block| (block.stream, block.end) <= (id, at));
             for block in blocks[first..].iter().take_while(|block| block.stream == id) {
-                let whole = block.start.max(at)..block.end;
                 match self.batches(range.object, block).await {
                     Ok(mut batches) => {
-                        batches.retain(|batch| batch.base >= at);
-                        let part = at..whole.end;
-                        checkpoint =
-                            self.fold_batches(id, kind, part, start, checkpoint, batches).await?;
-                        at = whole.end;
+                        folded.lost.extend(damaged.iter().map(|range| (id, range.clone())));
+                        let filled = stream.pass(block.start, damaged.drain(..)).await?;
+                        folded.filled.extend(filled);
+                        batches.retain(|batch| batch.base >= stream.at);
+                        stream.fold(block.end, batches).await?;
                     }
                     Err(error) if error.is_loss() => {
                         folded.damaged.push(error);
-                        folded.lost.push((id, whole));
+                        damaged.push(block.start.max(stream.at)..block.end);
                     }
                     Err(error) => return Err(error),
                 }
@@ -138,11 +156,12 @@ impl Reader<'_> {
             }
         }
         // The last block may be one that cannot be read.
-        if at < offsets.end {
-            let part = at..offsets.end;
-            checkpoint = self.fold_batches(id, kind, part, start, checkpoint, Vec::new()).await?;
+        folded.lost.extend(damaged.iter().map(|range| (id, range.clone())));
+        folded.filled.extend(stream.pass(offsets.end, damaged.drain(..)).await?);
+        if stream.at < offsets.end {
+            stream.fold(offsets.end, Vec::new()).await?;
         }
-        Ok(Done { id, end: offsets.end, checkpoint, folded })
+        Ok(Done { id, end: offsets.end, checkpoint: stream.checkpoint, folded })
     }
 
     async fn blocks(&self, object: ObjectId) -> Result<Arc<Vec<Block>>, ObjectError> {
@@ -168,21 +187,60 @@ impl Reader<'_> {
     fn handle(&self) -> StoreHandle<'_> {
         StoreHandle::new(&**self.source.objects, &self.bandwidth, RequestClass::Read)
     }
+}
 
-    async fn fold_batches(
-        &self,
-        id: StreamId,
-        kind: u8,
-        offsets: Range<StreamOffset>,
-        start: StreamOffset,
-        previous: Option<Bytes>,
-        batches: Vec<Batch>,
-    ) -> Result<Option<Bytes>, ObjectError> {
-        let fold = self.source.fold.clone();
+/// A stream while it is folded.
+struct Folding {
+    id: StreamId,
+    kind: u8,
+    start: StreamOffset,
+    /// The checkpoint describes the stream up to here.
+    at: StreamOffset,
+    checkpoint: Option<Bytes>,
+    /// See [`Unfolded::holes`].
+    holes: Offsets,
+    fold: Arc<dyn Fold>,
+}
+
+impl Folding {
+    /// Passes over offsets up to `to` that have no readable batch. Returns what was put into holes:
+    /// into those that were known, and into what is `damaged`.
+    async fn pass(
+        &mut self,
+        to: StreamOffset,
+        damaged: impl Iterator<Item = Range<StreamOffset>>,
+    ) -> Result<Vec<(StreamId, Filler)>, ObjectError> {
+        let passed = self.at.max(self.start)..to;
+        let holes = self.holes.within(&passed).into_ranges().into_iter().chain(damaged);
+        let mut filled = Vec::new();
+        for hole in Offsets::of(holes).within(&passed).into_ranges() {
+            if hole.start > self.at {
+                self.fold(hole.start, Vec::new()).await?;
+            }
+            let fillers = fill::hole(
+                &*self.fold,
+                self.kind,
+                hole.clone(),
+                self.checkpoint.as_deref(),
+                hole.start,
+            );
+            let batches = fillers.iter().map(|filler| filler.batch.clone()).collect();
+            self.fold(hole.end, batches).await?;
+            filled.extend(fillers.into_iter().map(|filler| (self.id, filler)));
+        }
+        Ok(filled)
+    }
+
+    /// Folds all batches up to an offset.
+    async fn fold(&mut self, to: StreamOffset, batches: Vec<Batch>) -> Result<(), ObjectError> {
+        let Self { id, kind, start, .. } = *self;
+        let (offsets, previous) = (self.at..to, self.checkpoint.take());
+        let fold = self.fold.clone();
         let folded = tokio::task::spawn_blocking(move || {
             fold.fold(id, kind, offsets, start, previous.as_deref(), &batches)
         });
         let folded = folded.await.map_err(|ended| ObjectError::defect(&ended.to_string()))?;
-        Ok(folded.map(Bytes::from))
+        (self.at, self.checkpoint) = (to, folded.map(Bytes::from));
+        Ok(())
     }
 }

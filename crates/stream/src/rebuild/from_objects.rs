@@ -11,14 +11,16 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore};
 use uuid::Uuid;
 
-use super::checkpoints::{self, Folded};
+use super::checkpoints::{self, Folded, Unfolded};
+use super::fill;
 use super::offsets::Offsets;
 use super::source::{RebuildStep, Source};
 use crate::catalog::ObjectRange;
 use crate::chain::{ChainObject, ChainState, ChainStream, LostEntries, Salvaged};
 use crate::damage::Damage;
+use crate::fold::Filler;
 use crate::naming::{object_id, object_nonce, object_prefix};
-use crate::object::DirectoryRow;
+use crate::object::{DirectoryRow, Origin};
 use crate::object_error::ObjectError;
 use crate::objects::{Directory, list_objects, read_directory, read_index};
 use crate::types::{KIND_LOG, ObjectId, StreamId, StreamOffset};
@@ -43,7 +45,9 @@ pub struct FromObjects {
     pub damaged: Vec<ObjectError>,
     /// Offsets whose records were uploaded, and which no object has.
     pub lost: Vec<(StreamId, Range<StreamOffset>)>,
-    /// The greatest number of an object, readable or not.
+    /// Batches for lost offsets.
+    pub filled: Vec<(StreamId, Filler)>,
+    /// The greatest number of an object, whether it exists and can be read or not.
     pub last_object: Option<ObjectId>,
     /// The greatest term in which an object without a range in the catalog was written.
     pub last_term: u32,
@@ -80,6 +84,8 @@ struct Described {
     rows: Vec<(StreamId, Row)>,
     /// The term in which it was written; 0 if it does not state one.
     term: u32,
+    /// See [`Origin::is_of_rebuild`].
+    is_of_rebuild: bool,
     /// Its directory is damaged, so labels are missing.
     damage: Option<ObjectError>,
 }
@@ -148,17 +154,21 @@ pub(super) async fn restore(
             }
         }
         let end = stream.ranges.last().map_or(stream.uploaded_end, |range| range.end);
-        if end > stream.uploaded_end {
-            unfolded.push((id, stream.uploaded_end..end));
-        }
         let new = stream.uploaded_end.max(stream.start)..end;
         let all = expected.into_iter().chain([new]);
-        let lost = Offsets::of(all).without(&covered(stream)).without(&gaps);
-        found.lost.extend(lost.into_ranges().into_iter().map(|offsets| (id, offsets)));
+        let holes = Offsets::of(all).without(&covered(stream)).without(&gaps);
+        let lost = holes.clone().into_ranges();
+        let fillers = fill::known(&**source.fold, stream, &lost);
+        found.filled.extend(fillers.into_iter().map(|filler| (id, filler)));
+        found.lost.extend(lost.into_iter().map(|offsets| (id, offsets)));
+        if end > stream.uploaded_end {
+            unfolded.push(Unfolded { id, offsets: stream.uploaded_end..end, holes });
+        }
     }
-    let Folded { lost, damaged } = checkpoints::fold(source, &mut state, unfolded).await?;
+    let Folded { lost, damaged, filled } = checkpoints::fold(source, &mut state, unfolded).await?;
     found.lost.extend(lost);
     found.damaged.extend(damaged);
+    found.filled.extend(filled);
     Ok((state, found))
 }
 
@@ -190,6 +200,7 @@ async fn list(
 ) -> Result<Listed, ObjectError> {
     let store = state.header.store;
     let prefix = Path::from(object_prefix(store));
+    found.last_object = state.objects.last_key_value().map(|(id, _)| *id);
     let (mut needed, mut of_unnamed) = (BTreeSet::new(), BTreeSet::new());
     for stream in state.streams.values() {
         needed.extend(stream.ranges.iter().map(|range| range.object));
@@ -241,6 +252,8 @@ async fn list(
         done += size_bytes;
         (source.progress)(RebuildStep::Directories, done, total);
         match object {
+            // What the catalog does not have of these is derived again.
+            Ok(object) if object.is_of_rebuild => {}
             Ok(mut object) => {
                 found.damaged.extend(object.damage.take());
                 let other = described.get(&object.object.id);
@@ -349,6 +362,8 @@ async fn describe(
         let range = ObjectRange { object: id, start, end, payload_bytes, max_timestamp_ms };
         (stream, Row { kind, label, range })
     };
+    let is_of_rebuild = origin.as_ref().is_some_and(Origin::is_of_rebuild);
     let term = origin.map_or(0, |origin| origin.term);
-    Ok(Described { object, rows: rows.into_iter().map(row).collect(), term, damage })
+    let rows = rows.into_iter().map(row).collect();
+    Ok(Described { object, rows, term, is_of_rebuild, damage })
 }

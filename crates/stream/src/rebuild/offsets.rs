@@ -39,6 +39,14 @@ impl Offsets {
         Self(left)
     }
 
+    /// Returns the offsets of this set in `range`.
+    pub(super) fn within(&self, range: &Range<StreamOffset>) -> Self {
+        let first = self.0.partition_point(|other| other.end <= range.start);
+        let met = self.0[first..].iter().take_while(|other| other.start < range.end);
+        let cut = met.map(|other| other.start.max(range.start)..other.end.min(range.end));
+        Self(cut.filter(|range| !range.is_empty()).collect())
+    }
+
     /// Whether one of the offsets in `range` is in the set.
     pub(super) fn meets(&self, range: &Range<StreamOffset>) -> bool {
         let first = self.0.partition_point(|other| other.end <= range.start);
@@ -84,6 +92,12 @@ mod tests {
             let all: Vec<u64> =
                 found.0.iter().flat_map(|range| range.start.0..range.end.0).collect();
             assert_eq!(all, expected.into_iter().collect::<Vec<_>>(), "{left:?} {right:?}");
+            let part = range(random.next_u64() % 40, random.next_u64() % 50);
+            let within = left.within(&part);
+            let all: Vec<u64> =
+                within.0.iter().flat_map(|range| range.start.0..range.end.0).collect();
+            let expected = left_all.iter().filter(|at| part.contains(&StreamOffset(**at)));
+            assert_eq!(all, expected.copied().collect::<Vec<_>>(), "{left:?} {part:?}");
             let asked = range(random.next_u64() % 40, random.next_u64() % 50);
             let meets = (asked.start.0..asked.end.0).any(|offset| left_all.contains(&offset));
             assert_eq!(left.meets(&asked), meets, "{left:?} {asked:?}");

@@ -34,22 +34,30 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Sends a request again as long as its errors are temporary, up to [`ATTEMPTS`] times: a
-    /// rebuild that has read for hours must not begin again because of one of them.
+    /// Sends a request again as long as its errors are temporary: a rebuild that has read for hours
+    /// must not begin again because of one of them.
     pub(super) async fn read<T, F: Future<Output = Result<T, ObjectError>>>(
         &self,
-        mut request: impl FnMut() -> F,
+        request: impl FnMut() -> F,
     ) -> Result<T, ObjectError> {
-        let mut backoff = Backoff::new(self.retry);
-        loop {
-            match request().await {
-                Err(error) if error.is_temporary() && backoff.failures() + 1 < ATTEMPTS => {
-                    let wait = backoff.failed();
-                    tracing::warn!("{error}; next attempt in {wait:?}");
-                    tokio::time::sleep(wait).await;
-                }
-                answer => return answer,
+        retried(self.retry, request).await
+    }
+}
+
+/// Sends a request again as long as its errors are temporary, up to [`ATTEMPTS`] times.
+pub(super) async fn retried<T, F: Future<Output = Result<T, ObjectError>>>(
+    retry: (Duration, Duration),
+    mut request: impl FnMut() -> F,
+) -> Result<T, ObjectError> {
+    let mut backoff = Backoff::new(retry);
+    loop {
+        match request().await {
+            Err(error) if error.is_temporary() && backoff.failures() + 1 < ATTEMPTS => {
+                let wait = backoff.failed();
+                tracing::warn!("{error}; next attempt in {wait:?}");
+                tokio::time::sleep(wait).await;
             }
+            answer => return answer,
         }
     }
 }

@@ -34,6 +34,8 @@ pub(super) enum Lost {
     Object,
     IndexPage,
     ObjectDirectory,
+    /// A data object whose loss is accepted with a rebuild.
+    AcceptedObject,
     Chain,
     ChainAndWal,
     /// A data object with its records, and a part of the catalog.
@@ -52,7 +54,7 @@ pub(super) enum How {
 }
 
 impl Lost {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::DataDirectory,
         Self::Wal,
         Self::WalAndData,
@@ -63,6 +65,7 @@ impl Lost {
         Self::Object,
         Self::IndexPage,
         Self::ObjectDirectory,
+        Self::AcceptedObject,
         Self::Chain,
         Self::ChainAndWal,
         Self::ObjectAndDelta,
@@ -85,7 +88,9 @@ impl Lost {
         let ways = |lost| -> &[How] {
             match lost {
                 Self::DataDirectory | Self::WalAndData | Self::ChainAndWal => &[How::Deleted],
-                Self::ObjectAndDelta | Self::ObjectAndChain => &[How::Deleted],
+                Self::AcceptedObject | Self::ObjectAndDelta | Self::ObjectAndChain => {
+                    &[How::Deleted]
+                }
                 Self::IndexPage | Self::ObjectDirectory => &[How::Flipped],
                 Self::RecordAndDelta => &[How::Flipped],
                 _ => &[How::Deleted, How::Flipped, How::Truncated],
@@ -120,6 +125,7 @@ impl fmt::Display for Lost {
             Self::Object => "an object",
             Self::IndexPage => "a page of an index",
             Self::ObjectDirectory => "the directory of an object",
+            Self::AcceptedObject => "an object, which is accepted",
             Self::Chain => "the chain",
             Self::ChainAndWal => "the chain and the log",
             Self::ObjectAndDelta => "an object and the newest delta",
@@ -224,6 +230,7 @@ pub(super) fn apply(lost: Lost, how: How, site: &mut Site, rng: &mut Rng) -> Res
             done = apply(Lost::NewestDelta, How::Flipped, site, rng)?;
             flip_record(site, rng, &mut done)?;
         }
+        Lost::AcceptedObject => damage_object(Lost::Object, how, &bucket, rng, &mut done)?,
         Lost::Object | Lost::IndexPage | Lost::ObjectDirectory => {
             damage_object(lost, how, &bucket, rng, &mut done)?;
         }

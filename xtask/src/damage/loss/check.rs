@@ -18,6 +18,8 @@ pub(super) struct Facts<'a> {
     pub(super) may: &'a [(Partition, Range<i64>)],
     /// What was in an object that does not exist any more.
     pub(super) gone: &'a [(Partition, Range<i64>)],
+    /// Partitions that are kept without a name.
+    pub(super) unnamed: &'a [Partition],
     pub(super) is_chain_lost: bool,
     /// The newest object of the chain when the server ended, and those that are lost.
     pub(super) head: u64,
@@ -43,9 +45,10 @@ pub(super) fn check(facts: &Facts<'_>) -> Vec<String> {
     }
     for partition in journal.model.partitions() {
         let Some(contents) = facts.observed.partitions.get(&partition) else {
-            // Nothing shows a partition whose objects are lost with the chain.
+            // Nothing shows a partition whose objects are lost with the chain, or its name.
             let is_explained = |offset: &i64| {
-                facts.stated.is_lost(&partition, *offset)
+                facts.unnamed.contains(&partition)
+                    || facts.stated.is_lost(&partition, *offset)
                     || facts.is_chain_lost && has(facts.gone, &partition, *offset)
             };
             if !journal.model.log(&partition).records.keys().all(is_explained) {
@@ -94,7 +97,8 @@ fn records(facts: &Facts<'_>, partition: &Partition, contents: &Contents, found:
     let (journal, stated, view) = (facts.journal, facts.stated, &contents.all);
     let log = journal.model.log(partition);
     for (offset, fetched) in &view.records {
-        let Some(record) = log.records.get(offset) else {
+        let of_earlier = || journal.lost.get(partition).filter(|_| stated.all_changes)?.get(offset);
+        let Some(record) = log.records.get(offset).or_else(of_earlier) else {
             if !journal.is_cut_off || !is_unanswered(journal, fetched.value.as_deref()) {
                 found.add("a record that was never acknowledged", *offset);
             }
@@ -223,15 +227,23 @@ fn transactions(facts: &Facts<'_>, differences: &mut Vec<String>) {
             let left = all.entry(txn).or_insert_with(|| Left { is_whole: true, ..Left::default() });
             left.is_whole &= is_left;
             left.has_hole |= facts.stated.has_hole(partition);
+            let producer_id = model.transactions[txn].producer_id;
+            let is_aborted = facts.stated.is_aborted(partition, producer_id, *offset);
+            if is_shown && is_aborted {
+                differences.push(format!(
+                    "{partition}: offset {offset} is stated as one of an aborted transaction, and \
+                     is visible"
+                ));
+            }
             let side = match is_shown {
                 true => &mut left.shown,
+                false if is_aborted => continue,
                 false if !is_left || is_waiting => continue,
                 false if contents.committed.is_unreadable(*offset) => continue,
                 false => &mut left.hidden,
             };
             side.get_or_insert_with(|| (partition.clone(), *offset));
             // Up to the next transaction of the producer in the partition.
-            let producer_id = model.transactions[txn].producer_id;
             let is_next = |record: &Record| {
                 record.txn.is_some_and(|other| {
                     other != txn && model.transactions[other].producer_id == producer_id

@@ -85,6 +85,7 @@ impl Setup {
             must: &[],
             may: &[],
             gone: &[],
+            unnamed: &[],
             is_chain_lost: false,
             head: 9,
             numbers: &BTreeSet::new(),
@@ -151,6 +152,19 @@ fn transactions_are_visible_as_a_whole_if_they_were_committed() {
     let aborted = setup.contents(1).all.records[&2].clone();
     setup.contents(1).committed.records.insert(2, aborted);
     setup.finds("was not committed, and is visible");
+}
+
+#[test]
+fn a_transaction_is_hidden_in_part_only_as_stated() {
+    let mut setup = Setup::new();
+    setup.contents(0).committed.records.remove(&1);
+    setup.finds("visible in part");
+    setup.stated.aborted.insert(at(0), vec![(8, 0..5)]);
+    setup.finds("visible in part");
+    setup.stated.aborted.insert(at(0), vec![(7, 1..2)]);
+    assert_eq!(setup.differences(), [""; 0]);
+    setup.stated.aborted.insert(at(1), vec![(7, 1..2)]);
+    setup.finds("is stated as one of an aborted transaction, and is visible");
 }
 
 #[test]

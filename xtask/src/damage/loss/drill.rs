@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use super::super::client::Client;
 use super::super::image::{BUSY, IDLE_PRODUCER, Load, step};
 use super::super::log_lines::{Reported, final_error, panic_in};
-use super::super::model::{Model, Outcome, Partition};
+use super::super::model::{Model, Outcome, Partition, Record};
 use super::super::process::{Process, Start};
 use super::super::work::{ProducerRef, RequestRefused, Worker};
 use super::base::{WIDE, wait_for_upload};
@@ -153,6 +153,8 @@ impl Drill {
         if !self.is_rebuilt {
             stated = self.logged_losses(&self.site.log()?[logged..]);
         }
+        let unnamed = stated.unnamed.iter().filter_map(|stream| exported.partition(*stream));
+        let unnamed: Vec<Partition> = unnamed.cloned().collect();
         let facts = |journal: &Journal, process: &Process| -> Result<_, Error> {
             let mut client = Client::connect(process.address)?;
             let mut observed = observe(&mut client, &journal.model)?;
@@ -166,6 +168,7 @@ impl Drill {
                 must: &damaged.must,
                 may: &damaged.may,
                 gone: &damaged.gone,
+                unnamed: &unnamed,
                 is_chain_lost: self.lost == Lost::ObjectAndChain,
                 head,
                 numbers: &done.numbers,
@@ -320,9 +323,11 @@ impl Drill {
     fn recover(&mut self) -> Result<(Process, Stated), Error> {
         let pace = self.pace();
         let mut stated = Stated { is_clean: true, ..Stated::default() };
-        // Without both, a start would be that of a new server.
         let mut advice = match self.lost {
+            // Without both, a start would be that of a new server.
             Lost::WalAndData => Some(false),
+            // The server would start, and reads of the object would fail.
+            Lost::AcceptedObject => Some(true),
             _ => None,
         };
         for _ in 0..2 {
@@ -609,6 +614,15 @@ fn proceed(
                 worker.model.log(partition).records[offset].txn == Some(txn)
             })
         });
+        // Others may have been its own.
+        let may_be_refused = has_lost
+            || open.is_some_and(|txn| {
+                let model = &worker.model;
+                let is_own = |record: &Record| record.txn == Some(txn);
+                model.partitions().iter().any(|partition| {
+                    stated.has_hole(partition) && model.log(partition).records.values().any(is_own)
+                })
+            });
         let outcome = if rng.below(4) == 0 { Outcome::Aborted } else { Outcome::Committed };
         let continued = go_on(&mut worker, session, outcome, rng);
         match continued {
@@ -616,7 +630,7 @@ fn proceed(
                 .push(format!("session {name}: a transaction with lost records was committed")),
             Ok(()) => {}
             Err(error) if error.is::<RequestRefused>() => {
-                if !has_lost && !stated.state {
+                if !may_be_refused && !stated.state {
                     differences.push(format!("session {name}, which has lost nothing: {error}"));
                 }
                 worker.initialise(&name, second_version)?;

@@ -9,7 +9,7 @@ use kafka_protocol::messages::incremental_alter_configs_request::{
 use kafka_protocol::messages::{CreateAclsRequest, IncrementalAlterConfigsRequest};
 use kafka_protocol::protocol::StrBytes;
 
-use super::super::model::{Commit, Model, Outcome, Partition};
+use super::super::model::{Commit, Model, Outcome, Partition, Record, Transaction};
 use super::super::work::Worker;
 use super::read::Observed;
 use super::site::Site;
@@ -83,6 +83,9 @@ pub(super) struct Journal {
     /// The ends of partitions when the loss occurred.
     old_ends: BTreeMap<Partition, i64>,
     made: u64,
+    /// Records that an earlier loss of the drill had. A rebuild without the catalog may find them
+    /// again in an object from before a log compaction.
+    pub(super) lost: BTreeMap<Partition, BTreeMap<i64, Record>>,
 }
 
 impl Journal {
@@ -114,20 +117,51 @@ impl Journal {
         self.old_ends = ends.collect();
     }
 
+    /// Gives transactions the outcome that their records have. What a rebuild has aborted of one
+    /// that is visible apart from that becomes a transaction of its own.
+    fn settle_transactions(&mut self, observed: &Observed) {
+        let model = &mut self.model;
+        let (mut shown, mut hidden) = (BTreeSet::new(), Vec::new());
+        for (partition, contents) in &observed.partitions {
+            for (offset, record) in &model.log(partition).records {
+                let Some(txn) = record.txn else { continue };
+                match contents.committed.records.contains_key(offset) {
+                    true => drop(shown.insert(txn)),
+                    false => hidden.push((partition.clone(), *offset, txn)),
+                }
+            }
+        }
+        for txn in &shown {
+            model.transactions[*txn].outcome = Outcome::Committed;
+        }
+        let mut aborted: BTreeMap<usize, usize> = BTreeMap::new();
+        for (partition, offset, txn) in hidden {
+            if !shown.contains(&txn) {
+                model.transactions[txn].outcome = Outcome::Aborted;
+                continue;
+            }
+            let of = *aborted.entry(txn).or_insert_with(|| {
+                let producer_id = model.transactions[txn].producer_id;
+                let outcome = Outcome::Aborted;
+                model.transactions.push(Transaction { producer_id, outcome });
+                model.transactions.len() - 1
+            });
+            if let Some(record) = model.log_mut(&partition).records.get_mut(&offset) {
+                record.txn = Some(of);
+            }
+        }
+    }
+
     /// Replaces what was acknowledged by what is left of it, after that was checked.
     pub(super) fn settle(&mut self, observed: &Observed) {
         for (partition, contents) in &observed.partitions {
             let log = self.model.log_mut(partition);
-            log.records.retain(|offset, _| contents.all.records.contains_key(offset));
+            let is_lost = |offset: &i64| !contents.all.records.contains_key(offset);
+            let lost = log.records.extract_if(.., |offset, _| is_lost(offset));
+            self.lost.entry(partition.clone()).or_default().extend(lost);
             log.batches.retain(|base| contents.all.records.contains_key(base));
-            let txns: Vec<_> =
-                log.records.iter().filter_map(|(at, it)| Some((*at, it.txn?))).collect();
-            for (offset, txn) in txns {
-                let is_shown = contents.committed.records.contains_key(&offset);
-                let outcome = &mut self.model.transactions[txn].outcome;
-                *outcome = if is_shown { Outcome::Committed } else { Outcome::Aborted };
-            }
         }
+        self.settle_transactions(observed);
         for (group, offsets) in &observed.groups {
             let commit = |(of, offset): &(Partition, i64)| {
                 (of.clone(), vec![Commit { offset: *offset, txn: None }])

@@ -22,7 +22,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
@@ -107,6 +107,19 @@ pub(crate) struct Campaign<'a> {
     /// The seed of the first drill. Each further one has the next seed.
     pub(crate) seed: u64,
     pub(crate) drills: u64,
+    /// What the variant of a drill contains; seeds of others are passed over.
+    pub(crate) only: &'a str,
+}
+
+impl Campaign<'_> {
+    /// Returns the seeds of the drills.
+    fn seeds(&self) -> Result<Vec<u64>, Error> {
+        let is_wanted = |seed: &u64| plan(*seed).0.to_string().contains(self.only);
+        if !variants().iter().any(|variant| variant.to_string().contains(self.only)) {
+            return Err(format!("no drill contains {:?}", self.only).into());
+        }
+        Ok((self.seed..).filter(is_wanted).take(self.drills as usize).collect())
+    }
 }
 
 /// A drill that has ended.
@@ -118,7 +131,9 @@ struct Summary {
 
 /// Runs a campaign. The report has one test for each kind of loss.
 pub(crate) fn run(campaign: &Campaign<'_>) -> Result<Vec<Case>, Error> {
-    let Campaign { directory, seed, drills, .. } = *campaign;
+    let Campaign { directory, seed, .. } = *campaign;
+    let seeds = campaign.seeds()?;
+    let drills = seeds.len();
     println!(
         "loss drills: {drills} from seed {seed}; repeat one with: cargo xtask loss --drills 1 \
          --seed N"
@@ -130,12 +145,12 @@ pub(crate) fn run(campaign: &Campaign<'_>) -> Result<Vec<Case>, Error> {
     let begun = Instant::now();
     let gateway =
         Gateway::start(Peer::Versitygw, campaign.gateway, &directory.join("s3-server"), None)?;
-    let mut kinds: Vec<BaseKind> = (seed..seed + drills).map(|seed| plan(seed).1).collect();
+    let mut kinds: Vec<BaseKind> = seeds.iter().map(|seed| plan(*seed).1).collect();
     kinds.sort_unstable();
     kinds.dedup();
     let bases = build(campaign, &gateway, &kinds)?;
     println!("{} bases after {:.0} s", bases.len(), begun.elapsed().as_secs_f64());
-    let summaries = run_drills(campaign, &gateway, &bases)?;
+    let summaries = run_drills(campaign, &seeds, &gateway, &bases)?;
     print!("{}", table(&summaries));
     let failed = summaries.iter().any(|summary| !summary.outcomes.differences.is_empty());
     if failed {
@@ -187,20 +202,18 @@ fn bucket(gateway: &Gateway, kind: BaseKind, directory: &Path, prefix: &str) -> 
 
 fn run_drills(
     campaign: &Campaign<'_>,
+    seeds: &[u64],
     gateway: &Gateway,
     bases: &BTreeMap<BaseKind, Base>,
 ) -> Result<Vec<Summary>, Error> {
-    let (next, failed) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (next, failed) = (AtomicUsize::new(0), AtomicU64::new(0));
     let summaries = Mutex::new(Vec::new());
     let begun = Instant::now();
     let worker = |worker: u64| -> Result<(), String> {
         let ports = Site::ports().map_err(|error| error.to_string())?;
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
-            if number >= campaign.drills {
-                return Ok(());
-            }
-            let seed = campaign.seed + number;
+            let Some(&seed) = seeds.get(number) else { return Ok(()) };
             let run = One { campaign, gateway, bases, ports, worker, failed: &failed };
             let summary = run.drill(seed).map_err(|error| format!("drill {seed}: {error}"))?;
             let mut all = summaries.lock().map_err(|_| "another worker has panicked")?;
@@ -210,7 +223,7 @@ fn run_drills(
                 summary.variant,
                 summary.outcomes.losses.iter().map(result_of).collect::<String>(),
                 all.len() + 1,
-                campaign.drills,
+                seeds.len(),
                 begun.elapsed().as_secs_f64(),
             );
             for difference in summary.outcomes.differences.iter().take(10) {

@@ -1,6 +1,6 @@
 //! What `alluvium rebuild` states as lost, and which partition each stream is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use serde_json::Value;
@@ -18,6 +18,10 @@ pub(super) struct Stated {
     pub(super) ends: BTreeMap<Partition, (i64, i64)>,
     /// Offsets that are skipped, which no record is stated to have had.
     pub(super) skipped: BTreeMap<Partition, Vec<Range<i64>>>,
+    /// Transactions that are hidden before lost offsets: producer, and their offsets.
+    pub(super) aborted: BTreeMap<Partition, Vec<(i64, Range<i64>)>>,
+    /// Streams that are kept without a name.
+    pub(super) unnamed: BTreeSet<u64>,
     /// A part of the server's own state is lost: committed offsets, transactions.
     pub(super) state: bool,
     /// Changes of topics, settings, users and ACLs may be lost.
@@ -58,6 +62,14 @@ impl Stated {
                 }
             }
         }
+        for aborted in list(&found["aborted_transactions"]) {
+            let range = int(aborted, "from")?..int(aborted, "to")?;
+            let of = partition(aborted).ok_or("an aborted transaction of no partition")?;
+            let producer_id = int(aborted, "producer_id")?;
+            stated.aborted.entry(of).or_default().push((producer_id, range));
+        }
+        stated.unnamed =
+            list(&found["unnamed"]).filter_map(|stream| stream["stream"].as_u64()).collect();
         stated.all_changes = found["catalog_may_be_old"].as_bool().unwrap_or(false);
         stated.changes |= stated.all_changes
             || list(&found["catalog"]).next().is_some()
@@ -76,6 +88,12 @@ impl Stated {
     pub(super) fn is_lost(&self, partition: &Partition, offset: i64) -> bool {
         let ranges = self.ranges.get(partition);
         ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&offset)))
+    }
+
+    /// Whether the record of this producer is stated as hidden.
+    pub(super) fn is_aborted(&self, partition: &Partition, producer_id: i64, offset: i64) -> bool {
+        let aborted = self.aborted.get(partition).into_iter().flatten();
+        aborted.into_iter().any(|(id, range)| *id == producer_id && range.contains(&offset))
     }
 
     /// Whether records before the end of the partition are lost.
@@ -160,6 +178,11 @@ impl Exported {
             }
         }
         found
+    }
+
+    /// Returns the partition of a stream.
+    pub(super) fn partition(&self, stream: u64) -> Option<&Partition> {
+        self.streams.get(&stream)
     }
 
     /// Whether the catalog has a range in the object.

@@ -128,7 +128,8 @@ fn a_marker_in_place_of_a_lost_one_has_no_leader_epoch() {
         time_ms: 0,
         gaps: 0..1,
     };
-    let marker = marker(&lost, 10);
+    let marker =
+        marker((lost.producer_id, lost.epoch), (lost.outcome, Repaired::Unknown), lost.time_ms, 10);
     assert_eq!((marker.base.0, batch::leader_epoch(&marker.payload)), (10, -1));
 }
 
