@@ -335,8 +335,8 @@ impl FromObjectsView {
         }
         for TransactionView { name, producer_id, from, to, .. } in &self.aborted_transactions {
             output::line(format_args!(
-                "{name}: the transaction of producer {producer_id} is aborted from offset {from} up \
-                 to {to}: its end may be lost"
+                "{name}: the transaction of producer {producer_id} is aborted from offset {from} \
+                 up to {to}: its end may be lost"
             ))?;
         }
         if self.lost_lists > 0 {

@@ -293,6 +293,8 @@ fn damage(path: &Path, how: How, rng: &mut Rng, done: &mut Done) -> Result<(), E
             fs::remove_file(path)?;
             "deleted".to_owned()
         }
+        // An earlier loss has truncated it.
+        _ if len == 0 => "empty already".to_owned(),
         How::Flipped => {
             let at = rng.below(len);
             flip(&OpenOptions::new().read(true).write(true).open(path)?, at, rng)?;
