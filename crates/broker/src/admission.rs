@@ -11,7 +11,7 @@ use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
 use crate::configs::AppendRules;
 use crate::errors::ApiError;
 use crate::partition::unix_time_ms;
-use crate::records::{self, Checked, NO_TIMESTAMP, Summary};
+use crate::records::{self, Checked, NO_TIMESTAMP, Summary, Unpacked};
 use crate::server::Server;
 
 /// The number of offending records that a rejection of one batch lists.
@@ -32,6 +32,9 @@ pub(crate) async fn validate(
     version: i16,
     batch: Bytes,
 ) -> Result<(BatchHeader, Bytes), ApiError> {
+    if rules.is_import {
+        return validate_imported(server, rules, batch).await;
+    }
     let header = batch::check_produced(&batch, version, rules.max_batch_bytes)?;
     let summary = if header.codec() == Some(Codec::None) {
         records::check_plain(&header, &batch[HEADER_BYTES..])?
@@ -75,6 +78,36 @@ pub(crate) async fn validate(
     let header = BatchHeader::parse(&batch)
         .ok_or_else(|| ApiError::Internal("a validated batch has no header".into()))?;
     Ok((header, batch))
+}
+
+/// Validates a batch that an import has sent. Its records stay as they are, whatever the settings
+/// of the topic; only the greatest timestamp of the header is corrected.
+///
+/// # Errors
+/// Those of [`batch::check_imported`]; [`ApiError::InvalidRecord`] for records that cannot be read,
+/// or have more than 64 MiB after decompression.
+async fn validate_imported(
+    server: &Server,
+    rules: AppendRules,
+    batch: Bytes,
+) -> Result<(BatchHeader, Bytes), ApiError> {
+    let header = batch::check_imported(&batch, rules.max_batch_bytes)?;
+    let read = move || {
+        let unpacked = Unpacked::new(&batch)
+            .map_err(|error| ApiError::InvalidRecord(format!("imported batch: {error}")))?;
+        let newest = unpacked.records().map(|record| record.timestamp_ms).max();
+        Ok((newest.unwrap_or(NO_TIMESTAMP), batch))
+    };
+    let (newest_ms, batch) = match header.codec() {
+        Some(Codec::None) => read()?,
+        _ => server.run_decompression(read).await?,
+    };
+    if header.is_log_append_time() || header.max_timestamp_ms == newest_ms {
+        return Ok((header, batch));
+    }
+    let mut corrected = batch::into_mut(batch);
+    batch::set_max_timestamp(&mut corrected, newest_ms);
+    Ok((BatchHeader { max_timestamp_ms: newest_ms, ..header }, corrected.freeze()))
 }
 
 /// Whether the topic accepts a record with this timestamp.

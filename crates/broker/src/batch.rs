@@ -144,48 +144,7 @@ pub(crate) fn check_produced(
     max_bytes: u32,
 ) -> Result<BatchHeader, ApiError> {
     let invalid = |reason: String| Err(ApiError::InvalidRecord(reason));
-    if records.is_empty() {
-        return invalid("a produce request must hold one record batch for each partition".into());
-    }
-    // Older formats have their magic byte at the same position and are shorter than a header of
-    // format 2.
-    if let Some(&magic) = records.get(MAGIC)
-        && magic != 2
-    {
-        let reason = format!("message format {magic} is not supported, only 2");
-        return if magic > 2 { Err(ApiError::CorruptBatch(reason)) } else { invalid(reason) };
-    }
-    let Some(header) = BatchHeader::parse(records) else {
-        return Err(ApiError::CorruptBatch(format!(
-            "{} bytes are too short for a record batch",
-            records.len()
-        )));
-    };
-    if header.len_bytes > records.len() {
-        return invalid(format!(
-            "the batch announces {} bytes, but {} were sent",
-            header.len_bytes,
-            records.len()
-        ));
-    }
-    if header.len_bytes < records.len() {
-        return invalid(
-            "a produce request must hold exactly one record batch for each partition".into(),
-        );
-    }
-    if header.len_bytes > max_bytes as usize {
-        return Err(ApiError::BatchTooLarge {
-            len_bytes: header.len_bytes as u64,
-            max_bytes: max_bytes.into(),
-        });
-    }
-    let crc = crc32c::crc32c(&records[ATTRIBUTES..]);
-    if crc != header.crc {
-        return Err(ApiError::CorruptBatch(format!(
-            "the batch's CRC field is {:#010x}, the CRC of its content is {crc:#010x}",
-            header.crc
-        )));
-    }
+    let header = check_intact(records, max_bytes)?;
     if header.base_offset != 0 {
         return invalid(format!(
             "a producer's batch must start at offset 0, this one starts at {}",
@@ -238,6 +197,95 @@ pub(crate) fn check_produced(
     Ok(header)
 }
 
+/// The leader epoch of a batch that an import sends: no leader has it, and no producer sends it.
+pub(crate) const IMPORT_EPOCH: i32 = -2;
+
+/// The greatest number of offsets that an imported batch covers. It bounds the offsets that are
+/// skipped after damage of the log.
+pub(crate) const MOST_IMPORTED_OFFSETS: u32 = 1 << 20;
+
+/// Checks the record set that an import sent for one partition: exactly one intact batch, which has
+/// an offset and no producer. Offsets may be missing in it. The records after the header are not
+/// examined here.
+///
+/// # Errors
+/// [`ApiError::PolicyViolation`] for a batch of a producer; else as [`check_produced`].
+pub(crate) fn check_imported(records: &[u8], max_bytes: u32) -> Result<BatchHeader, ApiError> {
+    let invalid = |reason: &str| Err(ApiError::InvalidRecord(format!("imported batch: {reason}")));
+    let header = check_intact(records, max_bytes)?;
+    if leader_epoch(records) != IMPORT_EPOCH {
+        return Err(ApiError::PolicyViolation(
+            "the topic is being imported, and takes no other batches until that is done \
+             (alluvium.import)"
+                .into(),
+        ));
+    }
+    if header.base_offset < 0 || header.last_offset_delta < 0 {
+        return invalid("an offset is negative");
+    }
+    if !(0..=i64::from(header.offsets())).contains(&header.record_count.into()) {
+        return invalid("the number of records does not match the offsets");
+    }
+    if header.offsets() > MOST_IMPORTED_OFFSETS {
+        return invalid("it covers more than 1048576 offsets");
+    }
+    if header.codec().is_none() {
+        return invalid("the compression codec is unknown");
+    }
+    if header.is_control() || header.is_transactional() || header.is_idempotent() {
+        return invalid("it has a producer");
+    }
+    Ok(header)
+}
+
+/// Checks that there is exactly one batch, and its CRC.
+fn check_intact(records: &[u8], max_bytes: u32) -> Result<BatchHeader, ApiError> {
+    let invalid = |reason: String| Err(ApiError::InvalidRecord(reason));
+    if records.is_empty() {
+        return invalid("a produce request must hold one record batch for each partition".into());
+    }
+    // Older formats have their magic byte at the same position and are shorter than a header of
+    // format 2.
+    if let Some(&magic) = records.get(MAGIC)
+        && magic != 2
+    {
+        let reason = format!("message format {magic} is not supported, only 2");
+        return if magic > 2 { Err(ApiError::CorruptBatch(reason)) } else { invalid(reason) };
+    }
+    let Some(header) = BatchHeader::parse(records) else {
+        return Err(ApiError::CorruptBatch(format!(
+            "{} bytes are too short for a record batch",
+            records.len()
+        )));
+    };
+    if header.len_bytes > records.len() {
+        return invalid(format!(
+            "the batch announces {} bytes, but {} were sent",
+            header.len_bytes,
+            records.len()
+        ));
+    }
+    if header.len_bytes < records.len() {
+        return invalid(
+            "a produce request must hold exactly one record batch for each partition".into(),
+        );
+    }
+    if header.len_bytes > max_bytes as usize {
+        return Err(ApiError::BatchTooLarge {
+            len_bytes: header.len_bytes as u64,
+            max_bytes: max_bytes.into(),
+        });
+    }
+    let crc = crc32c::crc32c(&records[ATTRIBUTES..]);
+    if crc != header.crc {
+        return Err(ApiError::CorruptBatch(format!(
+            "the batch's CRC field is {:#010x}, the CRC of its content is {crc:#010x}",
+            header.crc
+        )));
+    }
+    Ok(header)
+}
+
 /// Makes a batch mutable: in place if there is no other reference to its bytes, else as a copy.
 pub(crate) fn into_mut(batch: Bytes) -> BytesMut {
     batch.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]))
@@ -280,6 +328,20 @@ pub(crate) fn set_codec(batch: &mut [u8], codec: Codec) {
     batch[ATTRIBUTES + 1] = batch[ATTRIBUTES + 1] & !(CODEC_MASK as u8) | bits;
     let length = i32::try_from(batch.len() - UNCOUNTED_BYTES).expect("batches are bounded");
     batch[LENGTH..LENGTH + 4].copy_from_slice(&length.to_be_bytes());
+    set_crc(batch);
+}
+
+#[cfg(test)]
+pub(crate) fn set_last_offset_delta(batch: &mut [u8], delta: i32) {
+    batch[LAST_OFFSET_DELTA..LAST_OFFSET_DELTA + 4].copy_from_slice(&delta.to_be_bytes());
+    set_crc(batch);
+}
+
+/// Makes a batch that of no producer and no transaction, and recomputes the CRC.
+pub(crate) fn remove_producer(batch: &mut [u8]) {
+    batch[ATTRIBUTES + 1] &= !(TRANSACTIONAL as u8);
+    // Producer ID, epoch and base sequence are neighbours, and -1 each.
+    batch[PRODUCER_ID..RECORD_COUNT].fill(0xff);
     set_crc(batch);
 }
 

@@ -26,6 +26,7 @@
 //! - `groups/share/`: share groups (KIP-932): share partitions, members, sessions, locks, records
 //! - `groups/registry.rs` and the other files of `groups/`: groups of all types and their timer;
 //!   requests; durable offsets and members
+//! - `stored_topic.rs`: reads a topic of a store, for a copy of it
 //! - `state_stream.rs`, `state_table.rs`: state of coordinators in streams whose checkpoint is the
 //!   state
 //! - `retention.rs`, `log_compaction/`: retention; log compaction
@@ -69,6 +70,7 @@ mod server;
 mod sessions;
 mod state_stream;
 mod state_table;
+mod stored_topic;
 mod topics;
 mod transactions;
 mod wire;
@@ -112,6 +114,7 @@ pub use label::Label;
 pub use restore::{Restored, RestoredTopic, UnnamedPartition, restore_metadata};
 pub use state_stream::StateError;
 pub use state_table::Corrupt;
+pub use stored_topic::{ExportError, Exported, IMPORT_SETTING, StoredTopic};
 pub use topics::stream_names;
 pub use transactions::{TransactionsError, producer_of_marker};
 

@@ -577,7 +577,10 @@ impl Partition {
                 batch::set_log_append_time(&mut batch, log_append_time_ms);
             }
             let attempted = match guard() {
-                Ok(_guard) => self.try_append(writer, header, &mut batch, log_append_time_ms),
+                Ok(_guard) => {
+                    let at = rules.is_import.then_some(header.base_offset);
+                    self.try_append(writer, header, &mut batch, log_append_time_ms, at)
+                }
                 Err(refused) => Err(refused),
             };
             match attempted {
@@ -592,13 +595,15 @@ impl Partition {
         }
     }
 
-    /// Makes one attempt to append. An error leaves everything unchanged except the batch's offset.
+    /// Makes one attempt to append, at the offset `at` if there is one. An error leaves everything
+    /// unchanged except the batch's offset.
     fn try_append(
         &self,
         writer: &StreamWriter,
         header: &BatchHeader,
         batch: &mut BytesMut,
         log_append_time_ms: i64,
+        at: Option<i64>,
     ) -> Result<Appended, AppendRejected> {
         let max_timestamp_ms =
             if log_append_time_ms < 0 { header.max_timestamp_ms } else { log_append_time_ms };
@@ -622,6 +627,10 @@ impl Partition {
         }
         let was_stable = header.is_transactional() && !self.unstable.swap(true, Ordering::SeqCst);
         let base = self.stream.next_offset();
+        if let Some(offset) = at.filter(|at| *at != kafka_offset(base)) {
+            let error = ApiError::OffsetOutOfRange { offset, start: base, end: base };
+            return Err(AppendRejected::Refused(error));
+        }
         batch::set_base(batch, base.0, self.leader_epoch());
         let payload = std::mem::take(batch).freeze();
         let appended = writer.append(NewBatch {

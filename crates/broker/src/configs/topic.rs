@@ -5,6 +5,8 @@ use super::{Allowed, ConfigType, Overrides, Setting};
 use crate::batch::Codec;
 use crate::errors::ApiError;
 
+/// Not one of Kafka's.
+pub(crate) const IMPORT: &str = "alluvium.import";
 const CLEANUP_POLICY: &str = "cleanup.policy";
 const DELETE_RETENTION_MS: &str = "delete.retention.ms";
 const MIN_DIRTY_RATIO: &str = "min.cleanable.dirty.ratio";
@@ -60,9 +62,20 @@ const fn unused(
 use Allowed::{Any, AtLeast, Between, MinusOneOr, OneOf, Only, Replicas};
 use ConfigType::{Boolean, Double, Int, List, Long, String as Text};
 
-/// All settings of topics, by name: those of Apache Kafka 4.4, with its types, defaults and bounds.
+/// All settings of topics, by name: [`IMPORT`], and those of Apache Kafka 4.4, with its types,
+/// defaults and bounds.
 #[rustfmt::skip]
 pub(crate) const SETTINGS: &[Setting] = &[
+    Setting {
+        name: IMPORT,
+        kind: Boolean,
+        default: "false",
+        allowed: Any,
+        broker_name: None,
+        effective: true,
+        documentation: "Whether the topic takes batches at the offsets that they have elsewhere, \
+                        and none from producers. Nothing is deleted or compacted meanwhile.",
+    },
     used(CLEANUP_POLICY, List, DELETE, OneOf(&[COMPACT, DELETE]), "log.cleanup.policy",
         "Removal of old records. delete: by retention.ms and retention.bytes. compact: the last \
          record of each key is kept; keys are required. Neither: all are kept."),
@@ -239,6 +252,8 @@ pub(crate) struct Rules {
 /// The rules for appends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AppendRules {
+    /// `alluvium.import`.
+    pub(crate) is_import: bool,
     /// `max.message.bytes`, or the store's limit if that is less.
     pub(crate) max_batch_bytes: u32,
     /// `max.decompressed.message.bytes`: the limit on a record of a compressed batch.
@@ -289,22 +304,26 @@ impl Rules {
             "zstd" => Some((Codec::Zstd, level(ZSTD_LEVEL))),
             _ => None,
         };
+        let is_import = values.get(IMPORT) == "true";
         let append = AppendRules {
+            is_import,
             max_batch_bytes: u32::try_from(values.number(MAX_MESSAGE_BYTES)).unwrap_or(u32::MAX),
             max_decompressed_record_bytes: u32::try_from(values.number(MAX_DECOMPRESSED_BYTES))
                 .unwrap_or(u32::MAX),
-            log_append_time: values.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME,
+            // Imported batches keep their time.
+            log_append_time: !is_import && values.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME,
             before_max_ms: values.number(TIMESTAMP_BEFORE_MAX_MS),
             after_max_ms: values.number(TIMESTAMP_AFTER_MAX_MS),
             needs_keys: values.has_policy(COMPACT),
             compression,
         };
-        let deletes = values.has_policy(DELETE);
+        let deletes = !is_import && values.has_policy(DELETE);
         let retention = RetentionRules {
             age_ms: Some(values.number(RETENTION_MS)).filter(|ms| deletes && *ms >= 0),
             keep_bytes: u64::try_from(values.number(RETENTION_BYTES)).ok().filter(|_| deletes),
         };
-        let compaction = values.has_policy(COMPACT).then(|| CompactionRules {
+        let compacts = !is_import && values.has_policy(COMPACT);
+        let compaction = compacts.then(|| CompactionRules {
             min_dirty_ratio: values.get(MIN_DIRTY_RATIO).parse().unwrap_or(0.5),
             min_lag_ms: values.number(MIN_COMPACTION_LAG_MS),
             max_lag_ms: values.number(MAX_COMPACTION_LAG_MS),
@@ -416,6 +435,19 @@ mod tests {
     }
 
     #[test]
+    fn an_import_deletes_and_changes_nothing() {
+        let own = [
+            (IMPORT, "true"),
+            ("cleanup.policy", "compact,delete"),
+            ("retention.bytes", "9"),
+            ("message.timestamp.type", "LogAppendTime"),
+        ];
+        let rules = Rules::new(&check(&overrides(&own)).unwrap(), &Overrides::new());
+        assert!(rules.append.is_import && !rules.append.log_append_time && !rules.only_compacts);
+        assert_eq!((rules.retention, rules.compaction), (RetentionRules::default(), None));
+    }
+
+    #[test]
     fn settings_become_rules() {
         let own = [
             ("max.message.bytes", "100"),
@@ -426,6 +458,7 @@ mod tests {
         ];
         let rules = Rules::new(&check(&overrides(&own)).unwrap(), &Overrides::new()).append;
         let expected = AppendRules {
+            is_import: false,
             max_batch_bytes: 100,
             max_decompressed_record_bytes: 2_147_483_639,
             log_append_time: true,

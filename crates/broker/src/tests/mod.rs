@@ -15,6 +15,7 @@ mod fetching;
 mod full_log;
 mod harness;
 mod hostile;
+mod importing;
 mod large_requests;
 mod like_kafka;
 mod log_compaction;
