@@ -14,6 +14,7 @@
 //! - `topic.rs`, `kafka.rs`, `kafka/`: `topic`, and the Kafka client of `topic` and `bench`
 //! - `wal/`, `object/`, `catalog.rs`, `rebuild.rs`: tools for logs, objects and the catalog;
 //!   rebuild after the loss of a log
+//! - `import.rs`: a topic of a running server, written at given offsets
 //! - `bench/`, `load.rs`: load for any Kafka server
 //! - `cache/`: tools of the journal cache, and its Redis server
 //! - `volume/`: servers of block volumes, NBD exports, and their tools
@@ -28,6 +29,7 @@ mod cli;
 mod config;
 mod control;
 mod defect;
+mod import;
 mod jwks;
 mod kafka;
 mod listeners;

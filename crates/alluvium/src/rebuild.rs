@@ -2,6 +2,7 @@
 //! catalog in the object store, or of all of it.
 
 mod report;
+mod topic;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use serde::Serialize;
 use uuid::Uuid;
 
 use self::report::Report;
+use crate::address::HostPort;
 use crate::admin::Health;
 use crate::catalog::{self, CatalogArgs};
 use crate::config::limits;
@@ -39,6 +41,9 @@ use crate::units::Size;
 /// is put together from its readable parts, from the objects, and from the log if --wal names the
 /// one of the server.
 ///
+/// A single topic is lost, or wanted as it was: --topic copies it from an object store, such as a
+/// copy of a bucket, into a running server.
+///
 /// Without --accept-loss nothing is changed. A server that still runs stops when it next writes to
 /// the object store, and what it accepts until then is lost, too: stop it first.
 #[derive(Args, Debug)]
@@ -52,7 +57,12 @@ pub(crate) struct RebuildArgs {
     catalog: CatalogArgs,
     /// The write-ahead log: a file, which is created if it is missing, or a block device. One that
     /// was in use is refused, except with --from-objects the log of the server.
-    #[arg(long, env = "ALLUVIUM_WAL", value_name = "PATH", required_unless_present = "dry_run")]
+    #[arg(
+        long,
+        env = "ALLUVIUM_WAL",
+        value_name = "PATH",
+        required_unless_present_any = ["dry_run", "topic"]
+    )]
     wal: Option<PathBuf>,
     /// The size of a new file or the part of a device that is used. Default: 2 GiB for a file, all
     /// of a device.
@@ -63,7 +73,7 @@ pub(crate) struct RebuildArgs {
         long,
         env = "ALLUVIUM_DATA_DIR",
         value_name = "DIR",
-        required_unless_present = "dry_run"
+        required_unless_present_any = ["dry_run", "topic"]
     )]
     data_dir: Option<PathBuf>,
     /// The number of the server, recorded for information.
@@ -73,6 +83,25 @@ pub(crate) struct RebuildArgs {
     /// object holds that the catalog does not have.
     #[arg(long)]
     from_objects: bool,
+    /// Restore only this topic, as a new topic of the running server at --bootstrap: its settings,
+    /// and its committed records at their offsets. The object store is only read; it may be a copy,
+    /// and that of a server that runs. Repeat an interrupted command to go on.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["from_objects", "accept_loss"])]
+    topic: Option<String>,
+    /// The name of the new topic. Default: that of the restored one.
+    #[arg(long = "as", value_name = "NAME", requires = "topic")]
+    name: Option<String>,
+    /// Address of the server that gets the topic.
+    #[arg(
+        long,
+        env = "ALLUVIUM_BOOTSTRAP",
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:9092"
+    )]
+    bootstrap: HostPort,
+    /// Client properties for that server, as those of `alluvium topic`.
+    #[arg(long, env = "ALLUVIUM_COMMAND_CONFIG", value_name = "FILE")]
+    command_config: Option<PathBuf>,
     /// Print what is lost, and change nothing.
     #[arg(long, conflicts_with = "accept_loss")]
     dry_run: bool,
@@ -99,6 +128,9 @@ struct NotNeeded {
 /// was not accepted.
 pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
     output::start_logging("warn,alluvium=info,alluvium::progress=info")?;
+    if let Some(name) = &args.topic {
+        return topic::run(args, name);
+    }
     // Before anything is read: no server may run meanwhile.
     let lock =
         args.data_dir.as_deref().filter(|_| !args.dry_run).map(lock_directory).transpose()?;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
+use kafka_protocol::messages::create_topics_response::CreatableTopicResult;
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
@@ -135,6 +136,32 @@ fn create(
     common: &Common,
 ) -> Result<(), Failure> {
     let mut client = common.connect()?;
+    let result = create_topic(&mut client, name, partitions, config)?;
+    if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
+        return Err(Failure::Failed(format!("topic {name}: {reason}")));
+    }
+    let created =
+        Created { name, topic_id: result.topic_id.to_string(), partitions: result.num_partitions };
+    if common.json {
+        return output::json(&created);
+    }
+    output::line(format_args!(
+        "created topic {name}: {}, id {}",
+        counted(created.partitions.unsigned_abs(), "partition", "partitions"),
+        created.topic_id
+    ))
+}
+
+/// Requests the creation of a topic. Returns the server's answer, which may be a refusal.
+///
+/// # Errors
+/// The server does not answer.
+pub(crate) fn create_topic(
+    client: &mut Client,
+    name: &str,
+    partitions: Option<i32>,
+    config: Vec<(String, String)>,
+) -> Result<CreatableTopicResult, Failure> {
     // Version 7 returns the topic's ID; since version 4, -1 selects the server's number of
     // partitions.
     let version = client.version::<CreateTopicsRequest>(7).map_err(Failure::new)?;
@@ -151,23 +178,8 @@ fn create(
     let request =
         CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(SERVER_TIMEOUT_MS);
     let answer = client.call(version, &request).map_err(Failure::new)?;
-    let result = answer
-        .topics
-        .first()
-        .ok_or_else(|| Failure::Failed(format!("topic {name}: missing in the server's answer")))?;
-    if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
-        return Err(Failure::Failed(format!("topic {name}: {reason}")));
-    }
-    let created =
-        Created { name, topic_id: result.topic_id.to_string(), partitions: result.num_partitions };
-    if common.json {
-        return output::json(&created);
-    }
-    output::line(format_args!(
-        "created topic {name}: {}, id {}",
-        counted(created.partitions.unsigned_abs(), "partition", "partitions"),
-        created.topic_id
-    ))
+    let result = answer.topics.into_iter().next();
+    result.ok_or_else(|| Failure::Failed(format!("topic {name}: missing in the server's answer")))
 }
 
 /// Requests metadata of the topics in `names`, or of all topics, sorted by name.
@@ -377,7 +389,14 @@ pub(crate) fn offsets(
     Ok(offsets)
 }
 
-fn configs(client: &mut Client, name: &str) -> Result<BTreeMap<String, Option<String>>, Failure> {
+/// Requests the settings of a topic.
+///
+/// # Errors
+/// The topic does not exist, or the server does not answer.
+pub(crate) fn configs(
+    client: &mut Client,
+    name: &str,
+) -> Result<BTreeMap<String, Option<String>>, Failure> {
     /// Kafka's resource type for topics.
     const TOPIC: i8 = 2;
     let version = client.version::<DescribeConfigsRequest>(4).map_err(Failure::new)?;

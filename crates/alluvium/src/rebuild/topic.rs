@@ -1,0 +1,189 @@
+//! `alluvium rebuild --topic`: copies one topic of a store into a running server.
+
+use std::collections::BTreeMap;
+
+use alluvium_broker::StoredTopic;
+use alluvium_stream::{Options, Store};
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::RebuildArgs;
+use crate::catalog;
+use crate::import::Import;
+use crate::kafka::Access;
+use crate::output::{self, Failure, Table};
+use crate::progress::Meter;
+use crate::units::counted;
+
+/// Bytes that are read at a time.
+const READ_BYTES: usize = 4 << 20;
+/// Settings under which nothing is deleted. The records of an old copy may be older than the limits
+/// of the topic.
+const RETENTION: [&str; 2] = ["retention.bytes", "retention.ms"];
+/// Names that an error lists.
+const LISTED: usize = 20;
+
+/// What was restored.
+#[derive(Serialize)]
+struct Report<'a> {
+    store: Uuid,
+    topic: &'a str,
+    /// The name of the copy.
+    name: &'a str,
+    /// Whether nothing was written.
+    dry_run: bool,
+    /// Settings that the copy does not have, with their values.
+    retention: BTreeMap<String, String>,
+    partitions: Vec<PartitionView>,
+}
+
+#[derive(Serialize)]
+struct PartitionView {
+    partition: i32,
+    /// The first offset, and the one after the last.
+    start: u64,
+    end: u64,
+    /// Where this run has begun.
+    from: u64,
+    /// Records that were copied by this run.
+    records: u64,
+}
+
+/// Restores the topic with this name.
+///
+/// # Errors
+/// There is no such topic; the catalog or a record cannot be read; the server refuses.
+pub(super) fn run(args: &RebuildArgs, topic: &str) -> Result<(), Failure> {
+    let name = args.name.as_deref().unwrap_or(topic);
+    catalog::blocking(restore(args, topic, name))
+}
+
+async fn restore(args: &RebuildArgs, topic: &str, name: &str) -> Result<(), Failure> {
+    let url = args.catalog.url()?;
+    let failed = |reason: String| Failure::Failed(format!("object store {url}: {reason}"));
+    let objects = crate::objects::open_to_read(&url)?;
+    let id = args.catalog.chosen(&*objects).await?;
+    let opened = Store::follow(objects, id, Options::default()).await;
+    let store = opened.map_err(|error| failed(error.to_string()))?;
+    let stored = StoredTopic::open(&store, topic).map_err(failed)?;
+    let stored = stored.ok_or_else(|| {
+        let mut names = StoredTopic::names(&store);
+        let more = names.len().saturating_sub(LISTED);
+        names.truncate(LISTED);
+        let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+        let has = if names.is_empty() { "none".into() } else { names.join(", ") };
+        failed(format!("store {id} has no topic {topic}. It has {has}{more}"))
+    })?;
+    let mut configs = stored.configs.clone();
+    let retention: BTreeMap<_, _> =
+        RETENTION.iter().filter_map(|key| configs.remove_entry(*key)).collect();
+    configs.extend(RETENTION.map(|key| (key.to_owned(), "-1".to_owned())));
+    let offsets: Vec<_> = (0..stored.partitions()).map(|index| stored.offsets(index)).collect();
+    let of = (0..).zip(&offsets);
+    let mut partitions: Vec<PartitionView> = of
+        .map(|(partition, offsets)| PartitionView {
+            partition,
+            start: offsets.start,
+            end: offsets.end,
+            from: 0,
+            records: 0,
+        })
+        .collect();
+    let mut is_new = false;
+    if !args.dry_run {
+        let access = args.command_config.as_deref().map(Access::read).transpose();
+        let access = access.map_err(Failure::Usage)?.unwrap_or_default();
+        let count = stored.partitions();
+        let (import, created) = Import::begin(&args.bootstrap, &access, name, count, configs)?;
+        is_new = created;
+        let copied = copy(&stored, topic, import, &mut partitions).await;
+        copied.map_err(|reason| {
+            Failure::Failed(format!(
+                "{reason}. Topic {name} at {} is incomplete, and takes no records of producers: \
+                 repeat the command to go on, or delete the topic",
+                args.bootstrap
+            ))
+        })?;
+    }
+    let closed = store.close().await;
+    closed.map_err(|error| Failure::Failed(error.to_string()))?;
+    let report = Report { store: id, topic, name, dry_run: args.dry_run, retention, partitions };
+    if args.json {
+        return output::json(&report);
+    }
+    report.print(args, is_new)
+}
+
+/// Copies all partitions, and ends the import.
+async fn copy(
+    stored: &StoredTopic,
+    topic: &str,
+    mut import: Import,
+    partitions: &mut [PartitionView],
+) -> Result<(), String> {
+    let meter = Meter::new(format!("restoring topic {topic}"));
+    let progress = meter.callback();
+    let total = (0..stored.partitions()).map(|index| stored.size_bytes(index)).sum();
+    let mut done = 0;
+    for view in &mut *partitions {
+        let index = view.partition.unsigned_abs() as usize;
+        view.from = import.next(view.partition);
+        if view.from > view.end {
+            let PartitionView { from, end, .. } = view;
+            return Err(format!(
+                "partition {index} ends at {from}, after {end}: its import was begun with other \
+                 data"
+            ));
+        }
+        let mut next = view.from;
+        while next < view.end {
+            let part = stored.read(index, next, view.end, READ_BYTES).await;
+            let part = part.map_err(|error| format!("partition {index} of {topic}: {error}"))?;
+            for batch in part.batches {
+                done += batch.len() as u64;
+                import.append(view.partition, batch)?;
+            }
+            view.records += part.records;
+            next = part.next;
+            progress(done.min(total), total);
+        }
+    }
+    let starts: Vec<_> = partitions.iter().map(|view| (view.partition, view.start)).collect();
+    import.finish(&starts)
+}
+
+impl Report<'_> {
+    fn print(&self, args: &RebuildArgs, is_new: bool) -> Result<(), Failure> {
+        let mut table = Table::of_numbers(&["PARTITION", "START", "END", "RECORDS COPIED"]);
+        for view in &self.partitions {
+            let copied = if self.dry_run { "-".into() } else { view.records.to_string() };
+            table.row(vec![
+                view.partition.to_string(),
+                view.start.to_string(),
+                view.end.to_string(),
+                copied,
+            ]);
+        }
+        output::line(format_args!("{table}\n"))?;
+        let Self { topic, name, store, .. } = self;
+        if self.dry_run {
+            return output::line(format_args!(
+                "store {store} has these committed offsets of topic {topic}; nothing was written"
+            ));
+        }
+        let records: u64 = self.partitions.iter().map(|view| view.records).sum();
+        let records = counted(records, "record", "records");
+        let went_on = if is_new { "" } else { ", after an earlier run" };
+        output::line(format_args!(
+            "topic {topic} of store {store} is topic {name} at {}: {records} copied{went_on}",
+            args.bootstrap
+        ))?;
+        let was: Vec<_> =
+            self.retention.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let was = if was.is_empty() { "those of its server".into() } else { was.join(", ") };
+        output::line(format_args!(
+            "its retention.ms and retention.bytes are -1, so that nothing is deleted until you set \
+             them; the original ones were: {was}"
+        ))
+    }
+}
