@@ -107,7 +107,8 @@ impl StoredTopic {
     }
 
     /// Reads batches from `from` on, about `max_bytes` of them, up to `end` at most, which is not
-    /// beyond the last stable offset. What precedes the log start counts as offsets without records.
+    /// beyond the last stable offset. What precedes the log start counts as offsets without
+    /// records.
     ///
     /// # Errors
     /// A read fails, or a batch cannot be split.
