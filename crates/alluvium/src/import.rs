@@ -21,14 +21,13 @@ use kafka_protocol::protocol::StrBytes;
 use crate::address::HostPort;
 use crate::kafka::{Access, Client, Receiving, SERVER_TIMEOUT_MS, Sending, refusal};
 use crate::output::Failure;
-use crate::topic::{self, LATEST, topic_name};
+use crate::topic::{self, LATEST, TOPIC_RESOURCE, topic_name};
 
 /// The last version of Produce that names topics by name.
 const NEWEST_PRODUCE: i16 = 12;
 /// Batches that are sent before the oldest one is acknowledged.
 const IN_FLIGHT: usize = 32;
-/// Kafka's resource type for topics, and its operation that deletes a setting.
-const TOPIC: i8 = 2;
+/// Kafka's operation that deletes a setting.
 const DELETE: i8 = 1;
 
 /// A topic that is being imported.
@@ -45,21 +44,22 @@ pub(crate) struct Import {
 }
 
 impl Import {
-    /// Creates a topic with these settings, or continues its import. Returns whether it was
-    /// created.
+    /// Creates a topic with these settings, or continues its import from `source`. Returns whether
+    /// it was created.
     ///
     /// # Errors
-    /// There is a topic of this name that is not being imported, or that has another number of
-    /// partitions; the server cannot be reached, or refuses.
+    /// There is a topic of this name that is not being imported from there, or that has another
+    /// number of partitions; the server cannot be reached, or refuses.
     pub(crate) fn begin(
         server: &HostPort,
         access: &Access,
         name: &str,
+        source: &str,
         partitions: usize,
         mut configs: BTreeMap<String, String>,
     ) -> Result<(Self, bool), Failure> {
         let mut admin = Client::connect(server, access).map_err(Failure::new)?;
-        configs.insert(IMPORT_SETTING.into(), "true".into());
+        configs.insert(IMPORT_SETTING.into(), source.into());
         let count = i32::try_from(partitions).map_err(Failure::new)?;
         let configs = configs.into_iter().collect();
         let created = topic::create_topic(&mut admin, name, Some(count), configs)?;
@@ -75,10 +75,15 @@ impl Import {
         };
         if !is_new {
             let settings = topic::configs(&mut admin, name)?;
-            if settings.get(IMPORT_SETTING).and_then(Option::as_deref) != Some("true") {
+            let of = settings.get(IMPORT_SETTING).and_then(Option::as_deref).unwrap_or_default();
+            if of != source {
+                let import = match of {
+                    "" => String::new(),
+                    other => format!(", and is being imported from {other}"),
+                };
                 return Err(Failure::Failed(format!(
-                    "topic {name} exists already at {server}: choose another name with --as, or \
-                     delete it first"
+                    "topic {name} exists already at {server}{import}: choose another name with \
+                     --as, or delete it first"
                 )));
             }
         }
@@ -158,7 +163,7 @@ impl Import {
             .with_name(StrBytes::from_static_str(IMPORT_SETTING))
             .with_config_operation(DELETE);
         let resource = AlterConfigsResource::default()
-            .with_resource_type(TOPIC)
+            .with_resource_type(TOPIC_RESOURCE)
             .with_resource_name(StrBytes::from_string(self.name.clone()))
             .with_configs(vec![setting]);
         let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);

@@ -41,8 +41,8 @@ use crate::units::Size;
 /// is put together from its readable parts, from the objects, and from the log if --wal names the
 /// one of the server.
 ///
-/// A single topic is lost, or wanted as it was: --topic copies it from an object store, such as a
-/// copy of a bucket, into a running server.
+/// A single topic is lost, or needed in an earlier state: --topic copies it from an object store,
+/// such as a copy of a bucket, into a running server.
 ///
 /// Without --accept-loss nothing is changed. A server that still runs stops when it next writes to
 /// the object store, and what it accepts until then is lost, too: stop it first.

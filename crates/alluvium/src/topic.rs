@@ -389,6 +389,9 @@ pub(crate) fn offsets(
     Ok(offsets)
 }
 
+/// Kafka's resource type for topics.
+pub(crate) const TOPIC_RESOURCE: i8 = 2;
+
 /// Requests the settings of a topic.
 ///
 /// # Errors
@@ -397,11 +400,9 @@ pub(crate) fn configs(
     client: &mut Client,
     name: &str,
 ) -> Result<BTreeMap<String, Option<String>>, Failure> {
-    /// Kafka's resource type for topics.
-    const TOPIC: i8 = 2;
     let version = client.version::<DescribeConfigsRequest>(4).map_err(Failure::new)?;
     let resource = DescribeConfigsResource::default()
-        .with_resource_type(TOPIC)
+        .with_resource_type(TOPIC_RESOURCE)
         .with_resource_name(StrBytes::from_string(name.to_string()))
         .with_configuration_keys(None);
     let request = DescribeConfigsRequest::default().with_resources(vec![resource]);

@@ -73,11 +73,12 @@ fn a_topic_of_a_copied_object_store_comes_back_in_a_running_server() {
     assert_eq!(consume(&server.kafka, "a"), ["one", "two", "three"]);
     assert_eq!(offsets(&server, "a"), [(0, 3), (0, 0)]);
     let described = ok(&[&["topic", "describe", "a"][..], &at].concat());
-    contains(&described, &["retention.ms=-1", "alluvium.import=false"]);
+    contains(&described, &["retention.ms=-1", "alluvium.import=\n"]);
     assert_eq!(produce(&server.kafka, "a", b"four").unwrap(), 0);
 
     // Also under another name, and again after an interruption, here before the first record.
-    let create = ["topic", "create", "b", "--partitions", "2", "--config", "alluvium.import=true"];
+    let import = format!("alluvium.import={}", dry["source"].as_str().unwrap());
+    let create = ["topic", "create", "b", "--partitions", "2", "--config", &import];
     ok(&[&create[..], &at].concat());
     assert_eq!(produce(&server.kafka, "b", b"too early").unwrap(), POLICY_VIOLATION);
     let again = ok_json(&[&source[..], &["--as", "b", "--json"], &at].concat());
@@ -85,10 +86,14 @@ fn a_topic_of_a_copied_object_store_comes_back_in_a_running_server() {
     assert_eq!(consume(&server.kafka, "b"), ["one", "two", "three"]);
     let refusal = refused(1, &[&source[..], &["--as", "b"], &at].concat());
     contains(&refusal, &["exists already"]);
-    let wrong = ["topic", "create", "c", "--partitions", "1", "--config", "alluvium.import=true"];
+    let wrong = ["topic", "create", "c", "--partitions", "1", "--config", &import];
     ok(&[&wrong[..], &at].concat());
     let refusal = refused(1, &[&source[..], &["--as", "c"], &at].concat());
     contains(&refusal, &["1 partitions instead of 2"]);
+    let other = ["topic", "create", "d", "--partitions", "2", "--config", "alluvium.import=other"];
+    ok(&[&other[..], &at].concat());
+    let refusal = refused(1, &[&source[..], &["--as", "d"], &at].concat());
+    contains(&refusal, &["topic d exists already", "is being imported from other"]);
 
     // The server itself can be the source, and what was restored stays.
     server.stop(Signal::KILL);

@@ -337,7 +337,7 @@ pub(crate) fn set_last_offset_delta(batch: &mut [u8], delta: i32) {
     set_crc(batch);
 }
 
-/// Makes a batch that of no producer and no transaction, and recomputes the CRC.
+/// Removes producer and transaction from a batch, and recomputes the CRC.
 pub(crate) fn remove_producer(batch: &mut [u8]) {
     batch[ATTRIBUTES + 1] &= !(TRANSACTIONAL as u8);
     // Producer ID, epoch and base sequence are neighbours, and -1 each.

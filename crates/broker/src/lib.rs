@@ -84,8 +84,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use alluvium_stream::{
-    Batch, Change, DamagedStreams, Filler, Fold, KIND_LOG, Store, StoreError, StreamId,
-    StreamOffset,
+    Batch, Change, DECLARED_LOSS, DamagedStreams, Filler, Fold, KIND_LOG, Store, StoreError,
+    StreamId, StreamOffset,
 };
 use bytes::Bytes;
 use kafka_protocol::protocol::StrBytes;
@@ -344,6 +344,10 @@ impl Broker {
             tokio::spawn(follow::run(server.clone()));
         } else {
             transactions::start(&server).await?;
+            if server.store.meta_value(DECLARED_LOSS).is_some() {
+                let done = Change::DeleteMeta(DECLARED_LOSS.to_owned());
+                server.store.commit(vec![done]).await?;
+            }
             server.store.begin_uploads();
             tokio::spawn(transactions::run(server.clone()));
             tokio::spawn(retention::run(server.clone()));

@@ -651,7 +651,7 @@ impl Partition {
         Ok(Appended {
             base_offset: base,
             log_append_time_ms,
-            wait: Wait::ForAppend { append, records: header.offsets() },
+            wait: Wait::ForAppend { append, records: header.record_count.unsigned_abs() },
         })
     }
 

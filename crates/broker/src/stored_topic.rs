@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use alluvium_stream::{FetchError, Store, StreamOffset};
 use bytes::Bytes;
+use uuid::Uuid;
 
 use crate::batch::{
     self, Assembled, BatchHeader, Codec, IMPORT_EPOCH, MOST_IMPORTED_OFFSETS, Outcome,
@@ -22,6 +23,8 @@ const MOST_COVERS: usize = 4096;
 
 /// A topic of a store that this process follows ([`Store::follow`]).
 pub struct StoredTopic {
+    /// Its id.
+    pub id: Uuid,
     /// Its settings, as far as they were set.
     pub configs: BTreeMap<String, String>,
     partitions: Vec<Arc<Partition>>,
@@ -64,16 +67,17 @@ impl StoredTopic {
         let Some(entry) = store.meta_value(&format!("{META_PREFIX}{name}")) else {
             return Ok(None);
         };
-        let Stored { streams, configs, .. } = serde_json::from_slice(&entry)
+        let Stored { id, streams, configs } = serde_json::from_slice(&entry)
             .map_err(|error| format!("topic {name}: its catalog entry: {error}"))?;
         let totals = Arc::new(Totals::default());
-        let partitions = streams.into_iter().enumerate().map(|(index, id)| {
+        let partitions = streams.into_iter().enumerate().map(|(index, stream)| {
             let failed = |reason: String| format!("topic {name}, partition {index}: {reason}");
-            let stream = store.stream(id).ok_or_else(|| failed(format!("no stream {id}")))?;
+            let found = store.stream(stream);
+            let stream = found.ok_or_else(|| failed(format!("no stream {stream}")))?;
             let partition = Partition::follow(stream, store, totals.clone());
             partition.map(Arc::new).map_err(|error| failed(error.to_string()))
         });
-        Ok(Some(Self { configs, partitions: partitions.collect::<Result<_, _>>()? }))
+        Ok(Some(Self { id, configs, partitions: partitions.collect::<Result<_, _>>()? }))
     }
 
     /// Returns the names of all topics of a store.
@@ -96,6 +100,14 @@ impl StoredTopic {
         let partition = &self.partitions[partition];
         let end = partition.last_stable_offset();
         partition.stream.start_offset().0.min(end.0)..end.0
+    }
+
+    /// Returns the end of a partition, with records of transactions that are open.
+    ///
+    /// # Panics
+    /// If there is no such partition.
+    pub fn end(&self, partition: usize) -> u64 {
+        self.partitions[partition].stream.durable_end().0
     }
 
     /// Returns the payload of all batches of a partition, in bytes.
@@ -133,15 +145,15 @@ impl StoredTopic {
             let snapshot = partition.read_snapshot();
             let fetched = partition.stream.fetch(StreamOffset(from), max_bytes).await?;
             let mut batches = fetched.batches;
-            batches.retain(|batch| batch.end().0 <= end);
+            // Everything before it was read, or has no record.
+            let read_to = batches.last().map_or(end, |batch| batch.end().0).min(end);
+            batches.retain(|batch| batch.base.0 < end);
             let among = partition.aborted_among(StreamOffset(from), &batches, snapshot);
             // Some were dropped meanwhile: their records are gone, too.
             let Some(aborted) = among else { continue };
             let aborted = aborted.iter().map(|it| (it.producer_id, it.first_offset));
-            // No committed record is between this part's last one and there.
-            let read_to = batches.last().map_or(end, |batch| batch.end().0);
             let batches = batches.into_iter().map(|batch| batch.payload);
-            exported.add(batches, aborted.collect())?;
+            exported.add(batches, aborted.collect(), end)?;
             exported.cover(read_to);
             return Ok(exported);
         }
@@ -149,18 +161,22 @@ impl StoredTopic {
 }
 
 impl Exported {
-    /// Adds the committed ones of these batches, which were read from the end of this part on.
-    /// `aborted` are the transactions among them that were aborted: the producer and the first
-    /// offset of each.
+    /// Adds the committed records before `end` of these batches, which were read from the end of
+    /// this part on. `aborted` are the transactions among them that were aborted: the producer and
+    /// the first offset of each.
     fn add(
         &mut self,
         batches: impl Iterator<Item = Bytes>,
         mut aborted: Vec<(i64, u64)>,
+        end: u64,
     ) -> Result<(), ExportError> {
         aborted.sort_by_key(|(_, first)| std::cmp::Reverse(*first));
         let mut dropping: HashSet<i64> = HashSet::new();
         for batch in batches {
-            let Some(header) = BatchHeader::parse(&batch) else { continue };
+            let header = BatchHeader::parse(&batch).ok_or_else(|| ExportError::Batch {
+                offset: self.next,
+                reason: "it has no header".into(),
+            })?;
             let base = header.base_offset.cast_unsigned();
             while let Some((id, _)) = aborted.pop_if(|(_, first)| *first <= base) {
                 dropping.insert(id);
@@ -174,15 +190,17 @@ impl Exported {
             if header.is_transactional() && dropping.contains(&header.producer_id) {
                 continue;
             }
-            // Log compaction joins batches, also behind a reader.
-            let is_whole = base >= self.next && header.offsets() <= MOST_IMPORTED_OFFSETS;
+            // Log compaction joins batches, also across the offset of a reader, and across `end`.
+            let is_whole = base >= self.next
+                && header.offsets() <= MOST_IMPORTED_OFFSETS
+                && base + u64::from(header.offsets()) <= end;
             let pieces = match is_whole {
                 true => vec![batch],
-                false => pieces(&batch, &header, self.next)
+                false => pieces(&batch, &header, self.next..end)
                     .map_err(|reason| ExportError::Batch { offset: base, reason })?,
             };
             for piece in pieces {
-                let Some(header) = BatchHeader::parse(&piece) else { continue };
+                let header = BatchHeader::parse(&piece).expect("it was assembled, or parsed above");
                 let base = header.base_offset.cast_unsigned();
                 if !self.cover(base) {
                     return Ok(());
@@ -207,10 +225,11 @@ impl Exported {
     }
 }
 
-/// Returns the records of a batch from `from` on, in batches that an import may send.
-fn pieces(batch: &[u8], header: &BatchHeader, from: u64) -> Result<Vec<Bytes>, String> {
+/// Returns the records of a batch at these offsets, in batches that an import may send.
+fn pieces(batch: &[u8], header: &BatchHeader, wanted: Range<u64>) -> Result<Vec<Bytes>, String> {
     let unpacked = Unpacked::new(batch).map_err(|error| error.to_string())?;
-    let records: Vec<_> = unpacked.records().filter(|record| record.offset >= from).collect();
+    let records: Vec<_> =
+        unpacked.records().filter(|record| wanted.contains(&record.offset)).collect();
     let mut pieces = Vec::new();
     let mut rest = &records[..];
     while let Some(first) = rest.first() {
@@ -294,7 +313,7 @@ mod tests {
             at(&encode(Compression::None, (9, 2, 7), &[6, 7]), 20),
         ];
         let mut exported = Exported { next: 10, ..Exported::default() };
-        exported.add(batches.into_iter(), vec![(1, 12)]).unwrap();
+        exported.add(batches.into_iter(), vec![(1, 12)], u64::MAX).unwrap();
         let expected = [(10, 3, 0), (13, 1, 1), (14, 2, 0), (16, 1, 1), (17, 3, 0), (20, 2, 2)];
         assert_eq!(ranges(&exported), expected);
         assert_eq!((exported.next, exported.records), (22, 4));
@@ -325,7 +344,7 @@ mod tests {
             };
             let wide: Bytes = wide.batch(&records::compress_all(codec, &bytes).unwrap()).into();
             let mut exported = Exported { next: 103, ..Exported::default() };
-            exported.add([wide].into_iter(), Vec::new()).unwrap();
+            exported.add([wide.clone()].into_iter(), Vec::new(), u64::MAX).unwrap();
             let most = MOST_IMPORTED_OFFSETS;
             let next = 106 + u64::from(most);
             let expected = [
@@ -339,6 +358,9 @@ mod tests {
             assert_eq!(ranges(&exported), expected, "{codec:?}");
             let last = BatchHeader::parse(exported.batches.last().unwrap()).unwrap();
             assert_eq!((last.max_timestamp_ms, last.codec()), (4, Some(codec)));
+            let mut exported = Exported { next: 100, ..Exported::default() };
+            exported.add([wide].into_iter(), Vec::new(), 103).unwrap();
+            assert_eq!(ranges(&exported), [(100, 1, 1)], "one record is before the end");
         }
     }
 

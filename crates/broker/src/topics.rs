@@ -498,6 +498,7 @@ impl Topics {
         };
         let overrides = alteration.apply(settings::find, &topic.overrides, inherited)?;
         let overrides = settings::check(&overrides)?;
+        settings::check_import(&topic.overrides, &overrides)?;
         if validate_only || overrides == topic.overrides {
             return Ok(());
         }

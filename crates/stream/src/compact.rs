@@ -335,7 +335,7 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: C
         let Some(stream) = shared.streams.read().get(&id).cloned() else { continue };
         let tail = stream.tail.lock();
         let mut neighbours: Vec<Vec<Range>> = Vec::new();
-        let mut behind = None;
+        let mut end = None;
         for start in starts {
             // A range begins where its first block does; one that does not was trimmed, or has
             // moved to another object.
@@ -343,11 +343,11 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: C
             let Some(range) = range.filter(|range| indexes.contains_key(&range.object.id)) else {
                 continue;
             };
-            match neighbours.last_mut().filter(|_| behind == Some(start)) {
+            match neighbours.last_mut().filter(|_| end == Some(start)) {
                 Some(run) => run.push(range.clone()),
                 None => neighbours.push(vec![range.clone()]),
             }
-            behind = tail.range_after(start).map(|next| next.start);
+            end = Some(range.end);
         }
         drop(tail);
         let mut together = 0..;

@@ -113,7 +113,7 @@ pub use faults::{Degraded, Reason};
 pub use fold::{DamagedStreams, Filler, Fold};
 pub use losses::LostObjects;
 pub use migrate::{LEGACY_CATALOG, MigrateError, migrate};
-pub use naming::PROBES_DIRECTORY;
+pub use naming::{DECLARED_LOSS, PROBES_DIRECTORY};
 pub use numbers::UploadFailing;
 pub use object_error::{ErrorKind, ObjectError};
 pub use objects::{

@@ -1,8 +1,12 @@
-//! Names of objects.
+//! Names of objects, and of metadata of the stream layer.
 
 use uuid::Uuid;
 
 use crate::types::ObjectId;
+
+/// The key of metadata that a rebuild adds if records of objects are lost. The owner of the streams
+/// deletes it when it has dealt with that: see [`crate::Stream::has_declared_loss`].
+pub const DECLARED_LOSS: &str = "stream/declared-loss";
 
 /// Parent directory of the objects of all stores; each store has its own directory in it.
 pub(crate) const OBJECTS_DIRECTORY: &str = "streams";

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use alluvium_device::SharedDevice;
 use alluvium_wal::{HeaderInfo, LogOffset};
+use bytes::Bytes;
 use object_store::{ObjectStore, PutMode, PutPayload};
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -37,7 +38,7 @@ use crate::clock::unix_ms;
 use crate::ends::LargestCount;
 use crate::error::StoreError;
 use crate::fold::Fold;
-use crate::naming::WALS_DIRECTORY;
+use crate::naming::{DECLARED_LOSS, WALS_DIRECTORY};
 use crate::object_error::ObjectError;
 use crate::objects::{Request, list_all, within};
 use crate::open::{check_age, locate};
@@ -323,6 +324,9 @@ impl Rebuild {
             let filled = found.filled.into_iter().map(|(stream, filler)| (stream, filler.batch));
             let last = found.last_object.unwrap_or(ObjectId(0));
             fill::write(objects, retry, &mut state, last, filled.collect()).await?;
+            if !found.lost.is_empty() {
+                state.meta.insert(DECLARED_LOSS.into(), Bytes::from_static(b"1"));
+            }
             let snapshot = Snapshot::of_new_base(state);
             state = snapshot.state.clone();
             chain.write_snapshot(snapshot).await?;

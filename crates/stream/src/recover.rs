@@ -21,6 +21,7 @@ use crate::clock::unix_ms;
 use crate::ends::{self, Continuation, Ends, Evidence, LargestCount};
 use crate::error::StoreError;
 use crate::fold::Fold;
+use crate::naming::DECLARED_LOSS;
 use crate::object_table::{ObjectTable, Used};
 use crate::open::{self, LogHeader, OpenedChain};
 use crate::options::Options;
@@ -154,7 +155,7 @@ pub(crate) async fn recover(
             missing.end
         );
     }
-    if is_after_fence {
+    if replay.meta.contains_key(DECLARED_LOSS) {
         for stream in replay.declared.keys() {
             if let Some((_, tail)) = replay.streams.get_mut(stream) {
                 tail.has_declared_loss = true;

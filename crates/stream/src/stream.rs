@@ -244,8 +244,8 @@ impl Stream {
         History::of(&self.state.tail.lock())
     }
 
-    /// Whether this is the first opening after a rebuild, and offsets of the stream were declared
-    /// lost, by this rebuild or an earlier one.
+    /// Whether offsets of the stream were declared lost by a rebuild, and the metadata had
+    /// [`crate::DECLARED_LOSS`] at the opening: the owner has not dealt with the loss yet.
     pub fn has_declared_loss(&self) -> bool {
         self.state.tail.lock().has_declared_loss
     }

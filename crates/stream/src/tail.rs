@@ -368,11 +368,6 @@ impl Tail {
         self.ranges.get(at).filter(|range| range.start == start)
     }
 
-    /// Returns the range after the one that starts at `start`.
-    pub(crate) fn range_after(&self, start: StreamOffset) -> Option<&Range> {
-        self.ranges.get(self.ranges.partition_point(|range| range.start <= start))
-    }
-
     /// Replaces `count` ranges (at least one) from `first` on by `new`, if there is one, and
     /// returns them. Moves at most half of the other ranges, once.
     pub(crate) fn replace(

@@ -28,6 +28,8 @@ const LISTED: usize = 20;
 struct Report<'a> {
     store: Uuid,
     topic: &'a str,
+    /// What the setting `alluvium.import` of the copy is until it is complete.
+    source: String,
     /// The name of the copy.
     name: &'a str,
     /// Whether nothing was written.
@@ -43,6 +45,9 @@ struct PartitionView {
     /// The first offset, and the one after the last.
     start: u64,
     end: u64,
+    /// The end with the records of transactions that are open. What is between the two is not
+    /// copied.
+    uploaded_end: u64,
     /// Where this run has begun.
     from: u64,
     /// Records that were copied by this run.
@@ -85,16 +90,19 @@ async fn restore(args: &RebuildArgs, topic: &str, name: &str) -> Result<(), Fail
             partition,
             start: offsets.start,
             end: offsets.end,
+            uploaded_end: stored.end(usize::try_from(partition).unwrap_or_default()),
             from: 0,
             records: 0,
         })
         .collect();
+    let source = format!("store {id}, topic {}", stored.id);
     let mut is_new = false;
     if !args.dry_run {
         let access = args.command_config.as_deref().map(Access::read).transpose();
         let access = access.map_err(Failure::Usage)?.unwrap_or_default();
         let count = stored.partitions();
-        let (import, created) = Import::begin(&args.bootstrap, &access, name, count, configs)?;
+        let (import, created) =
+            Import::begin(&args.bootstrap, &access, name, &source, count, configs)?;
         is_new = created;
         let copied = copy(&stored, topic, import, &mut partitions).await;
         copied.map_err(|reason| {
@@ -107,11 +115,23 @@ async fn restore(args: &RebuildArgs, topic: &str, name: &str) -> Result<(), Fail
     }
     let closed = store.close().await;
     closed.map_err(|error| Failure::Failed(error.to_string()))?;
-    let report = Report { store: id, topic, name, dry_run: args.dry_run, retention, partitions };
-    if args.json {
-        return output::json(&report);
+    let report =
+        Report { store: id, topic, source, name, dry_run: args.dry_run, retention, partitions };
+    match args.json {
+        true => output::json(&report)?,
+        false => report.print(args, is_new)?,
     }
-    report.print(args, is_new)
+    match report.partitions.iter().any(PartitionView::is_cut) && !args.dry_run {
+        true => Err(Failure::Lost("records after open transactions are not copied".into())),
+        false => Ok(()),
+    }
+}
+
+impl PartitionView {
+    /// Whether there are records after the ones that are copied.
+    fn is_cut(&self) -> bool {
+        self.end < self.uploaded_end
+    }
 }
 
 /// Copies all partitions, and ends the import.
@@ -165,6 +185,13 @@ impl Report<'_> {
             ]);
         }
         output::line(format_args!("{table}\n"))?;
+        for view in self.partitions.iter().filter(|view| view.is_cut()) {
+            output::line(format_args!(
+                "partition {}: a transaction is open at offset {}, so the offsets from there up to \
+                 {} are not copied",
+                view.partition, view.end, view.uploaded_end
+            ))?;
+        }
         let Self { topic, name, store, .. } = self;
         if self.dry_run {
             return output::line(format_args!(

@@ -67,6 +67,11 @@ pub(super) async fn add_partitions(
         };
         for index in &topic.partitions {
             match &known {
+                // A marker would take an offset of the import.
+                Ok(known) if known.rules.append.is_import => {
+                    let refused = ResponseError::PolicyViolation.code();
+                    missing.insert((topic.name.clone(), *index), refused);
+                }
                 Ok(known) if known.partition(*index).is_some() => found.push((known.id, *index)),
                 Ok(_) => {
                     let unknown = ResponseError::UnknownTopicOrPartition.code();

@@ -68,13 +68,14 @@ use ConfigType::{Boolean, Double, Int, List, Long, String as Text};
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting {
         name: IMPORT,
-        kind: Boolean,
-        default: "false",
+        kind: Text,
+        default: "",
         allowed: Any,
         broker_name: None,
         effective: true,
-        documentation: "Whether the topic takes batches at the offsets that they have elsewhere, \
-                        and none from producers. Nothing is deleted or compacted meanwhile.",
+        documentation: "What the topic is imported from. If it is not empty, the topic takes \
+                        batches at the offsets that they have there, and none of producers; \
+                        nothing is deleted or compacted. Set only when a topic is created.",
     },
     used(CLEANUP_POLICY, List, DELETE, OneOf(&[COMPACT, DELETE]), "log.cleanup.policy",
         "Removal of old records. delete: by retention.ms and retention.bytes. compact: the last \
@@ -210,6 +211,23 @@ pub(crate) fn check(overrides: &Overrides) -> Result<Overrides, ApiError> {
     Ok(checked)
 }
 
+/// Checks that a change of settings does not begin an import: the topic may have open transactions,
+/// and requests of producers in progress.
+///
+/// # Errors
+/// [`ApiError::InvalidConfig`].
+pub(crate) fn check_import(before: &Overrides, after: &Overrides) -> Result<(), ApiError> {
+    match after
+        .get(IMPORT)
+        .is_none_or(|value| value.is_empty() || before.get(IMPORT) == Some(value))
+    {
+        true => Ok(()),
+        false => Err(ApiError::InvalidConfig(format!(
+            "{IMPORT} can be set only when a topic is created"
+        ))),
+    }
+}
+
 /// The effective settings of a topic: its own, else the broker's, else Kafka's defaults. All stored
 /// values have been checked.
 struct Values<'a> {
@@ -252,7 +270,7 @@ pub(crate) struct Rules {
 /// The rules for appends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AppendRules {
-    /// `alluvium.import`.
+    /// Whether `alluvium.import` is set.
     pub(crate) is_import: bool,
     /// `max.message.bytes`, or the store's limit if that is less.
     pub(crate) max_batch_bytes: u32,
@@ -304,10 +322,14 @@ impl Rules {
             "zstd" => Some((Codec::Zstd, level(ZSTD_LEVEL))),
             _ => None,
         };
-        let is_import = values.get(IMPORT) == "true";
+        let is_import = !values.get(IMPORT).is_empty();
         let append = AppendRules {
             is_import,
-            max_batch_bytes: u32::try_from(values.number(MAX_MESSAGE_BYTES)).unwrap_or(u32::MAX),
+            // The source may have had another limit.
+            max_batch_bytes: match is_import {
+                true => u32::MAX,
+                false => u32::try_from(values.number(MAX_MESSAGE_BYTES)).unwrap_or(u32::MAX),
+            },
             max_decompressed_record_bytes: u32::try_from(values.number(MAX_DECOMPRESSED_BYTES))
                 .unwrap_or(u32::MAX),
             // Imported batches keep their time.

@@ -171,13 +171,14 @@ Differences from Kafka 4.4.0:
   limits each record of a compressed batch (`max.decompressed.message.bytes`, which applies here
   too), but not all of them together.
 
-**Imports.** A topic with the setting `alluvium.import=true`, which is not one of Kafka's, takes
-batches at the offsets that they state, and none of producers (POLICY_VIOLATION). Such a batch has
-leader epoch -2, no producer and no transaction, begins at the end of the partition (else
-OFFSET_OUT_OF_RANGE, with the end in the message), covers 2^20 offsets at most, and may lack
-offsets within and records altogether. Time and keys of its records are not checked, and its
-compression and timestamp type stay. Retention and log compaction of the topic are off meanwhile.
-`alluvium rebuild --topic` uses it ([rebuild.md](rebuild.md),
+**Imports.** A topic that is created with the setting `alluvium.import`, which is not one of
+Kafka's, takes batches at the offsets that they state, and neither batches nor transactions of
+producers (POLICY_VIOLATION), until the setting is deleted. Such a batch has leader epoch -2, no
+producer and no transaction, begins at the end of the partition (else OFFSET_OUT_OF_RANGE, with the
+end in the message), covers 2^20 offsets at most, and may lack offsets within and records
+altogether. Time, keys and size of its records are not checked, and its compression and timestamp
+type stay; it has at most 64 MiB after decompression. Retention and log compaction of the topic are
+off meanwhile. `alluvium rebuild --topic` uses it ([rebuild.md](rebuild.md),
 [0028](decisions/0028-import-at-given-offsets.md)).
 
 ## Read-only servers

@@ -83,7 +83,7 @@ async fn batches_keep_their_offsets() {
 #[tokio::test(flavor = "multi_thread")]
 async fn producers_are_refused_until_an_import_is_done() {
     let server = TestServer::start().await;
-    server.topic("t", 1, &[(IMPORT, "true")]).await;
+    let id = server.topic("t", 1, &[(IMPORT, "true")]).await;
     let mut client = server.client().await;
     for batch in [plain(&[1]), encode(Compression::Lz4, (5, 0, 0), &[1])] {
         let (error, message) = refused(&mut client, &batch).await;
@@ -91,7 +91,19 @@ async fn producers_are_refused_until_an_import_is_done() {
         assert!(message.contains(IMPORT), "{message}");
     }
     assert_eq!(client.produce("t", 0, &imported(&plain(&[1]), 0)).await, (0, 0));
+    // Nor are there markers, which would take offsets.
+    for version_2 in [false, true] {
+        let mut producer = Producer::init(&server, "id", version_2).await;
+        if !version_2 {
+            assert_eq!(producer.add("t", &[0]).await, E::PolicyViolation.code());
+        }
+        assert_eq!(producer.produce("t", id, 0).await.0, E::PolicyViolation.code());
+        producer.end(false).await;
+    }
     finish(&mut client).await;
+    // It cannot begin again.
+    let again = alter_some(&mut client, (TOPIC, "t"), &[(IMPORT, 0, Some("x"))], false).await;
+    assert_eq!(again.0, E::InvalidConfig.code(), "{}", again.1);
     assert_eq!(client.produce("t", 0, &plain(&[1])).await, (0, 1));
     let (error, message) = refused(&mut client, &imported(&plain(&[1]), 2)).await;
     assert_eq!(error, Some(E::InvalidRecord), "{message}");
@@ -163,12 +175,10 @@ async fn an_import_is_checked() {
         imported(&bytes, 0)
     };
     let damaged = edited(&|bytes| *bytes.last_mut().unwrap() ^= 1);
-    let large = imported(&encode(Compression::None, (-1, -1, -1), &[1; 200]), 0);
     let many = imported(&batch::without_records(0, (1 << 20) + 1, 0), 0);
     let marker = batch::marker(7, 0, batch::Outcome::Commit, 5);
     for (batch, expected) in [
         (damaged, E::CorruptMessage),
-        (large, E::MessageTooLarge),
         (many, E::InvalidRecord),
         (imported(&marker, 0), E::InvalidRecord),
         (imported(&encode(Compression::None, (7, 0, 0), &[1]), 0), E::InvalidRecord),
@@ -179,12 +189,14 @@ async fn an_import_is_checked() {
         let (error, message) = refused(&mut client, &batch).await;
         assert_eq!(error, Some(expected), "{message}");
     }
-    // Compressed records, the time of their append, and a wrong greatest timestamp.
+    // Compressed records, the time of their append, a wrong greatest timestamp, and a batch that
+    // is too large for producers.
     let mut dated = encode(Compression::Zstd, (-1, -1, -1), &[7, 8]).to_vec();
     batch::set_log_append_time(&mut dated, 99);
     let mut wrong = plain(&[3, 4]).to_vec();
     batch::set_max_timestamp(&mut wrong, 1000);
-    let batches = [imported(&dated, 0), imported(&wrong, 2)];
+    let large = encode(Compression::None, (-1, -1, -1), &[1; 200]);
+    let batches = [imported(&dated, 0), imported(&wrong, 2), imported(&large, 4)];
     for batch in &batches {
         assert_eq!(client.produce("t", 0, batch).await.0, 0);
     }

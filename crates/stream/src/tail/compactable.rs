@@ -66,7 +66,9 @@ impl Tail {
         };
         let joins = |index: usize| {
             let (before, range) = (&self.ranges[index - 1], &self.ranges[index]);
-            before.object.generation == range.object.generation
+            // The offsets of a hole are in no object.
+            before.end == range.start
+                && before.object.generation == range.object.generation
                 && is_candidate(before)
                 && is_candidate(range)
         };
@@ -158,13 +160,14 @@ mod tests {
             };
             let own = window.len() == FEW.fan_in && window.iter().all(|range| range.is_own());
             window.iter().all(fits)
+                && window.windows(2).all(|pair| pair[0].end == pair[1].start)
                 && (window.len() >= FEW.fan_in || bytes >= FEW.most_bytes / 2)
                 && (bytes >= FEW.least_bytes || own)
         })
     }
 
-    /// Streams grow, are trimmed, and have ranges replaced by one. Now and then the changed ranges
-    /// are scanned, after which a scan of all ranges must find nothing.
+    /// Streams grow, sometimes with a hole, are trimmed, and have ranges replaced by one. From time
+    /// to time the changed ranges are scanned, after which a scan of all ranges must find nothing.
     #[test]
     fn scanning_changed_ranges_finds_the_same_as_scanning_all() {
         let (mut found, mut further, mut checks) = (0, 0, 0);
@@ -194,7 +197,9 @@ mod tests {
                     }
                     _ => {
                         let bytes = [1, 2, 5, 25][random.below(4) as usize];
-                        let new = range(step, id, 0, bytes, random.below(3) == 0);
+                        let end = tail.ranges.back().map_or(0, |last| last.end.0);
+                        let hole = u64::from(random.below(20) == 0);
+                        let new = range(end + hole, id, 0, bytes, random.below(3) == 0);
                         if random.below(10) == 0 {
                             left_out.insert(new.object.id);
                         }
@@ -215,6 +220,7 @@ mod tests {
                         }
                         Compactable::Found(ranges) => {
                             assert!(ranges.len() > 1);
+                            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
                             let bytes = ranges.iter().map(|range| range.payload_bytes).sum();
                             let generation = ranges[0].object.generation + 1;
                             let id = 1_000_000 + found;
