@@ -9,19 +9,19 @@ use std::time::Duration;
 
 use alluvium_device::sim::{SimDisk, SimOptions, Stepper};
 use alluvium_device::{OpenOptions, SharedDevice};
-use alluvium_stream::{Options, Store, local_objects};
+use alluvium_stream::{Fold, Options, Rebuild, Store, local_objects};
 use alluvium_wal::{FormatOptions, Wal};
 use async_trait::async_trait;
 use bytes::{BufMut, Bytes, BytesMut};
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{StreamExt, TryStreamExt};
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Decodable, Request, StrBytes};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult,
 };
 use prometheus_client::registry::Registry;
 use tempfile::TempDir;
@@ -107,8 +107,9 @@ impl TestServer {
         server
     }
 
-    async fn run(&mut self) {
-        let (device, objects): (SharedDevice, Arc<dyn ObjectStore>) = match &self.backing {
+    /// Opens the log, which is formatted if it is new, and the object store.
+    fn storage(&self) -> (SharedDevice, Arc<dyn ObjectStore>) {
+        match &self.backing {
             Backing::Files(dir) => {
                 let path = dir.path().join("wal");
                 let fresh = !path.exists();
@@ -123,7 +124,10 @@ impl TestServer {
                 (device, local_objects(&objects).unwrap())
             }
             Backing::Simulated { disk, objects } => (disk.device(), objects.clone()),
-        };
+        }
+    }
+
+    async fn open(&self, device: SharedDevice, objects: Arc<dyn ObjectStore>) -> Store {
         let window_bytes = (self.wal_bytes / 4).min(64 << 20) & !4095;
         let wal_options = alluvium_wal::Options {
             window_bytes,
@@ -133,7 +137,12 @@ impl TestServer {
         };
         let (fold, options) = (Arc::new(BrokerFold), self.options.clone());
         let opened = Store::open(device, wal_options, objects, fold, options, None);
-        let store = opened.await.unwrap().store;
+        opened.await.unwrap().store
+    }
+
+    async fn run(&mut self) {
+        let (device, objects) = self.storage();
+        let store = self.open(device, objects).await;
         let stepper = match &self.backing {
             Backing::Files(_) => None,
             Backing::Simulated { disk, .. } => Some(Stepper::start(disk.clone())),
@@ -288,13 +297,47 @@ impl TestServer {
         self.run().await;
     }
 
+    /// Stops without closing the store, loses one of the objects, in the order of their numbers,
+    /// accepts the loss with a rebuild, opens the store some times without a server, and starts
+    /// again.
+    pub(super) async fn accept_lost_object(&mut self, number: usize, openings: u32) {
+        let store = self.store().wal_header().wal_id;
+        self.die().await;
+        let (device, objects) = self.storage();
+        let mut names: Vec<_> = objects
+            .list(Some(&"streams".into()))
+            .map_ok(|object| object.location)
+            .try_collect()
+            .await
+            .unwrap();
+        names.sort();
+        objects.delete(&names[number]).await.unwrap();
+        let fold: Arc<dyn Fold> = Arc::new(BrokerFold);
+        let (log, options) = (Some(device.clone()), Options::default());
+        let rebuild =
+            Rebuild::from_objects(&objects, store, log, &fold, &options, &|_, _, _| ()).await;
+        let header = Wal::inspect(&device).unwrap().header;
+        assert!(rebuild.unwrap().bind(&objects, &header, 1).await.unwrap());
+        drop(device);
+        for _ in 0..openings {
+            let (device, objects) = self.storage();
+            drop(self.open(device, objects).await);
+            self.wait_until_unlocked().await;
+        }
+        self.run().await;
+    }
+
     async fn die(&mut self) {
         let Running { broker, store, stepper } = self.running.take().unwrap();
         broker.shutdown().await;
         drop(store);
         drop(stepper);
-        // The device and the lock on its file are released when the store's tasks have noticed that
-        // they are aborted. None of them writes an object afterwards.
+        self.wait_until_unlocked().await;
+    }
+
+    /// Waits until the device and the lock on its file are released: when the tasks of a dropped
+    /// store have noticed that they are aborted. None of them writes an object afterwards.
+    async fn wait_until_unlocked(&self) {
         if let Backing::Files(dir) = &self.backing {
             let wal = dir.path().join("wal");
             let wait = async {

@@ -1,5 +1,6 @@
 //! Tests of the whole server: over TCP, on a real store.
 
+mod accepted_loss;
 mod admitting;
 mod authorized;
 mod cold_fetches;
