@@ -317,7 +317,7 @@ fn the_reader_finds_a_bit_that_was_flipped_in_a_record_a_sector_a_block_or_a_sup
         Server::start_until(command, " is ready: ")
     });
     let servers: Vec<Server> = servers.collect();
-    // The log may have had entries of both groups behind the damage.
+    // The log may have had entries of both groups after the damage.
     let lost = |server: usize| cluster.json(&["status"])[server]["lost"].as_u64().unwrap();
     until("a replica is reported as lost", || lost(0) > 0);
     let count = lost(0);

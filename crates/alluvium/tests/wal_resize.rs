@@ -200,7 +200,7 @@ fn a_pending_resize_ends_with_its_server() {
 fn a_pending_resize_can_be_interrupted_and_withdrawn() {
     let data = tempfile::tempdir().unwrap();
     let wal = data.path().join("wal");
-    // Its records lie behind the end of the requested capacity.
+    // Its records lie after the end of the requested capacity.
     let (mut server, produced) = filled(data.path());
     assert_eq!(metric(&server, "wal_resize_to_bytes"), 0);
     let (mut command, _said) = waiting(&wal, "130MiB");

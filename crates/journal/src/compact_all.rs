@@ -83,7 +83,7 @@ impl Shared {
         };
         let _busy = journal.busy();
         match self.compact_if_worth(journal) {
-            // The journal may hide older records, like other damage; the ones behind it can be
+            // The journal may hide older records, like other damage; the ones after it can be
             // compacted.
             Err(Stopped::Failed(error)) if is_unreadable(&error) => {
                 tracing::warn!("journal cache: {error}; the journal stays as it is");

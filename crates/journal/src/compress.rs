@@ -72,7 +72,7 @@ impl Shared {
             Ok(Outcome::Damaged) => {
                 let found =
                     self.each_record(&journal, || self.step_bytes(), |_, _| Ok::<_, Error>(()));
-                // Fails if, for example, there is no memory to search behind the damage.
+                // Fails if, for example, there is no memory to search after the damage.
                 let damaged_bytes = found.inspect_err(|_| journal.counts.failed())?;
                 self.mark_damaged(&journal, damaged_bytes);
                 if damaged_bytes == 0 {

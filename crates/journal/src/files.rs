@@ -67,7 +67,7 @@ pub(crate) type OpenFile = Arc<dyn File>;
 /// file's length, except for the last page of files not created by `create`.
 pub(crate) trait File: Send + Sync {
     fn len_bytes(&self) -> io::Result<u64>;
-    /// Fills `to`, with zeroes behind the end of the file.
+    /// Fills `to`, with zeroes after the end of the file.
     fn read_at(&self, at: u64, to: &mut [u8]) -> io::Result<()>;
     fn write_at(&self, at: u64, from: &[u8]) -> io::Result<()>;
     /// Makes everything written durable.

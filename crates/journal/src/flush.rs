@@ -330,7 +330,7 @@ impl Flusher {
             self.shared.flush.recheck_behind();
         }
         // Not after the sync of a sealed journal: what is in the next one was already there. Nor if
-        // a writer is in the middle of a put: what others have put behind it is not durable,
+        // a writer is in the middle of a put: what others have put after it is not durable,
         // however old it is.
         if put.is_some_and(|put| reached >= put) {
             self.synced_at = begun;

@@ -72,7 +72,7 @@ impl<'a> Input<'a> {
         number % bound
     }
 
-    /// Returns true with probability 1/n for random bytes, and false behind the end.
+    /// Returns true with probability 1/n for random bytes, and false after the end.
     fn once_in(&mut self, n: u8) -> bool {
         self.u8() % n == 1
     }

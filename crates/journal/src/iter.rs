@@ -86,7 +86,7 @@ enum Bytes {
     Hot(Arc<Hold>),
     /// A piece of a journal on disk.
     Cold(Piece),
-    /// A whole journal on disk, once damage was met: the records behind it are located in all of it
+    /// A whole journal on disk, once damage was met: the records after it are located in all of it
     /// at once.
     Damaged(Arc<Hold>),
 }
@@ -217,7 +217,7 @@ impl Open {
     }
 
     fn may_be_dead(&self, first: Granule) -> bool {
-        // Records that an opening did not find behind damage are not marked as replaced either.
+        // Records that an opening did not find after damage are not marked as replaced either.
         let is_damaged = matches!(self.bytes, Bytes::Damaged(_));
         self.is_open || is_damaged || self.journal.counts.dead.may_be_dead(first)
     }

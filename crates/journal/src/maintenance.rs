@@ -287,7 +287,7 @@ impl Shared {
             Ok(())
         });
         match read {
-            // What cannot be read is lost; so is what is behind damage if there is no memory to
+            // What cannot be read is lost; so is what is after damage if there is no memory to
             // search it.
             Err(error @ (Error::Io { .. } | Error::NoMemory { .. }))
                 if self.flush.failure().is_none() =>

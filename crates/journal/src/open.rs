@@ -111,7 +111,7 @@ pub struct Recovered {
     /// Number of keys, including those that have expired.
     pub entries: usize,
     /// Unused bytes: those between records that were damaged or could not be read, those that could
-    /// not be read behind the last record of a journal without a hint, and whole journals without a
+    /// not be read after the last record of a journal without a hint, and whole journals without a
     /// header.
     pub damaged_bytes: u64,
 }
@@ -160,7 +160,7 @@ impl ExistingJournal {
         Ok((&memory[..whole], unreadable))
     }
 
-    /// Returns the number of damaged bytes behind the last record, which ends at `end`. A
+    /// Returns the number of damaged bytes after the last record, which ends at `end`. A
     /// compressed journal was sealed and states its end. In a plain one only unreadable bytes
     /// count, since the rest may be a torn tail.
     pub(crate) fn lost_tail(&self, end: usize, unreadable: &Unreadable) -> u64 {

@@ -147,7 +147,7 @@ impl Shared {
         if whole_until == end {
             return Ok(0);
         }
-        // The records behind the damage are located in the whole journal at once.
+        // The records after the damage are located in the whole journal at once.
         let arena = self.load_into(journal, end, self.take_arena_for_search()?)?;
         let bytes = arena.read(0..end).expect("sealed up to its end");
         each_in(bytes, journal.salt, whole_until, each)

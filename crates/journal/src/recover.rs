@@ -279,7 +279,7 @@ impl Reading<'_> {
         self.cut_to(journal, len_bytes, most_bytes)
     }
 
-    /// Frees the space behind the last record, as a close does, and returns the length of the file:
+    /// Frees the space after the last record, as a close does, and returns the length of the file:
     /// a process that is killed repeatedly must not leave a series of nearly empty journals.
     fn cut(&self, journal: &ExistingJournal, file_bytes: u64, end: usize) -> u64 {
         let whole = end.next_multiple_of(PAGE_BYTES) as u64;

@@ -50,7 +50,7 @@ pub trait Disk: Send + Sync + 'static {
     async fn flush(&self) -> Result<(), DiskError>;
 
     /// Describes the range from its beginning in at least one and at most `max_extents` extents.
-    /// They may end before or behind the end of the range.
+    /// They may end before or after the end of the range.
     async fn status(&self, at: u64, len: u64, max_extents: usize)
     -> Result<Vec<Extent>, DiskError>;
 

@@ -67,7 +67,7 @@ impl Run {
         self.ranges.iter().map(|range| range.payload_bytes).sum()
     }
 
-    /// Returns the offset behind the last range.
+    /// Returns the offset after the last range.
     fn end(&self) -> StreamOffset {
         self.ranges[self.ranges.len() - 1].end
     }

@@ -107,7 +107,7 @@ impl Ends {
     ///
     /// The load comes after the append has taken the WAL's lock, and the task clears the flag
     /// before it takes that lock for its cut. So either this call sees the flag cleared, or the cut
-    /// lies behind the batch.
+    /// lies after the batch.
     pub(crate) fn appended(&self) {
         if !self.changed.load(Ordering::Acquire) && !self.changed.swap(true, Ordering::AcqRel) {
             self.wanted.notify_one();

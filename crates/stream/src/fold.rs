@@ -40,7 +40,7 @@ pub trait Fold: Send + Sync + 'static {
 
     /// Returns batches to insert into gaps that recovery found, each within one gap; called before
     /// the streams are read or folded. The same loss is found at every start until the batches
-    /// behind it are uploaded, so the result must be a function of the contents of the log and the
+    /// after it are uploaded, so the result must be a function of the contents of the log and the
     /// catalog.
     fn repair(&self, damaged: &DamagedStreams<'_>) -> Vec<(StreamId, Batch)> {
         let _ = damaged;

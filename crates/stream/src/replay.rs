@@ -16,7 +16,7 @@ pub struct Replay {
     /// All batches after the checkpoint, in order, durable or not, including those below the
     /// stream's start if a trim has passed them.
     pub batches: Vec<Batch>,
-    /// The end of the stream: after the last batch, or further if offsets behind it are lost.
+    /// The end of the stream: after the last batch, or further if offsets after it are lost.
     pub end: StreamOffset,
 }
 
@@ -31,7 +31,7 @@ impl Replay {
     }
 
     /// Returns the lost offsets: those between the end of a batch and the start of the next one,
-    /// and those behind the last batch.
+    /// and those after the last batch.
     pub fn gaps(&self) -> Vec<std::ops::Range<StreamOffset>> {
         let starts = self.batches.iter().map(|batch| batch.base).chain([self.end]);
         let ends = [self.checkpoint_end].into_iter().chain(self.batches.iter().map(Batch::end));

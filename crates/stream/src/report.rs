@@ -27,7 +27,7 @@ pub struct Recovery {
     /// skip them. Not logged here, because only the owner of the streams has names for them.
     pub gaps: Vec<Gap>,
     /// Set if the log ends before its uploaded end: its end is damaged, or the device holds an old
-    /// copy. What was in this range is uploaded; what was behind it is lost.
+    /// copy. What was in this range is uploaded; what was after it is lost.
     pub missing_end: Option<Range<LogOffset>>,
     /// Streams with a gap that a rebuild has declared, because a WAL was lost. While there are any,
     /// objects that the catalog does not have may hold a part of what was lost, and are kept.

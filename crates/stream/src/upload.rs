@@ -48,7 +48,7 @@ const MAX_CHECKPOINT_BYTES: usize = if cfg!(test) { 64 << 10 } else { 256 << 20 
 const CHUNK_BATCHES: usize = 16 << 10;
 
 /// A stream's batches in an upload: from its uploaded end to its last batch below the cut, plus
-/// lost offsets behind that batch.
+/// lost offsets after that batch.
 #[derive(Clone)]
 struct Part {
     stream: Arc<StreamState>,
@@ -284,7 +284,7 @@ fn fold_part(fold: &dyn Fold, part: &Part) -> Folded {
         if batches.is_empty() && part.stream.tail.lock().deleted {
             break; // and its checkpoint is gone
         }
-        // The checkpoint must include lost offsets behind the last batch.
+        // The checkpoint must include lost offsets after the last batch.
         let to = batches.last().map_or(part.to, Batch::end);
         let offsets = std::mem::replace(&mut from, to)..to;
         if part.is_written() {

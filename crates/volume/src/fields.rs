@@ -93,7 +93,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Refuses bytes behind the last field, except for the zeros that pad it to a multiple of 8.
+    /// Refuses bytes after the last field, except for the zeros that pad it to a multiple of 8.
     pub(crate) fn end_padded(&mut self) -> Result<(), FieldError> {
         self.padding()?;
         self.end()
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Refuses bytes behind the last field.
+    /// Refuses bytes after the last field.
     pub(crate) fn end(&self) -> Result<(), FieldError> {
         match self.rest() {
             0 => Ok(()),

@@ -149,7 +149,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The findings behind a hole.
+/// The findings after a hole.
 #[derive(Debug, Default)]
 struct Beyond {
     /// The greatest proof in a record header there.
@@ -329,7 +329,7 @@ impl Walk<'_> {
         head.into()
     }
 
-    /// Searches for records behind a hole at `x`. Everything ever written is within one window of
+    /// Searches for records after a hole at `x`. Everything ever written is within one window of
     /// the durable offset: if `x` was not durable, nothing is beyond `x + window`. If it was, and
     /// the log continues, a proof of it may be as far as the window after that, since each record's
     /// proof may be a window old.

@@ -86,7 +86,7 @@ pub struct RecoveryReport {
     /// The damage without merging adjacent ranges, with the remains of each record, for a user
     /// that can identify from them what was lost.
     pub damaged_ranges: Vec<DamagedRange>,
-    /// Intact records behind the end. A crash lost something before them, so they were never
+    /// Intact records after the end. A crash lost something before them, so they were never
     /// acknowledged.
     pub dropped_records: u64,
     /// After [`Wal::open`](crate::Wal::open), the epoch of this writer; after a scan, that of the

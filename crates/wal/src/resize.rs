@@ -54,7 +54,7 @@ pub(crate) fn resize(
     }
     let (to, moves) = place(found.ring(), new_ring_bytes, &live)
         .ok_or_else(|| blocked("it cannot be moved through free space alone"))?;
-    // Persist the result of the walk first: damage may be proven only by a record behind the end,
+    // Persist the result of the walk first: damage may be proven only by a record after the end,
     // where copies go.
     let recovered =
         HeaderInfo { epoch, epoch_start: end, durable: end, clean_shutdown: true, ..found.next() };

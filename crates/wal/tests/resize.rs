@@ -427,7 +427,7 @@ fn either_header_alone_is_enough_at_any_moment() {
     }
 }
 
-/// A log that ends at a hole, with an intact record behind it that was never acknowledged. Also
+/// A log that ends at a hole, with an intact record after it that was never acknowledged. Also
 /// returns that record's offset.
 fn log_with_a_hole() -> (SimDisk, LogOffset) {
     let disk = disk(DEVICE * PAGE);

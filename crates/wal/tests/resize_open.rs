@@ -329,7 +329,7 @@ fn blocks_wait_for_the_headers_and_appends_do_not() {
 
 #[test]
 fn appended_but_unsubmitted_bytes_have_to_fit_too() {
-    // The submitted part is inside the smaller ring, the queued part behind it is not.
+    // The submitted part is inside the smaller ring, the queued part after it is not.
     let session = session(100, 105, 125, 0);
     let (disk, ..) = session.cut_power();
     let (wal, ..) = try_open(disk.device(), &Options { io_depth: 1, ..options() }).unwrap();

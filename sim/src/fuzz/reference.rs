@@ -268,11 +268,11 @@ pub(super) struct Walked {
     pub(super) records: Vec<(u64, Vec<u8>)>,
     pub(super) damage: Vec<Range<u64>>,
     pub(super) end: u64,
-    /// Intact records behind the end, within the search range.
+    /// Intact records after the end, within the search range.
     pub(super) dropped: u64,
 }
 
-/// The findings behind a hole.
+/// The findings after a hole.
 struct Beyond {
     /// The greatest proof.
     proof: u64,

@@ -144,7 +144,7 @@ impl Server {
         if records.is_empty() {
             return;
         }
-        // Mostly behind the last checkpoint, which states what came before it.
+        // Mostly after the last checkpoint, which states what came before it.
         let behind = environment.random.index(records.len().min(12));
         let offset = records[records.len() - 1 - behind].0;
         let at = LOG_HEADER_BYTES + offset % RING_BYTES;

@@ -94,7 +94,7 @@ pub(super) fn fill(wal: Wal, record: Size) -> Result<Filled, Failure> {
             Err(AppendError::OverCapacity { .. }) if records > 0 => break,
             Err(error) => return Err(Failure::new(error)),
         }
-        // Padding behind the last record may be durable with it.
+        // Padding after the last record may be durable with it.
         if end.0.saturating_sub(wal.durable().0) > 2 * AHEAD_BYTES {
             wal.wait_durable(LogOffset(end.0 - AHEAD_BYTES)).wait().map_err(Failure::new)?;
         }

@@ -14,7 +14,7 @@ use crate::progress::Meter;
 ///
 /// Both copies of the header are checked, and every record from the trim offset to the end of the
 /// log, with its checksums. Each gap is listed with its range of the log, the byte of the device
-/// where it begins, and what was found there. Records behind the end, which a crash left and which
+/// where it begins, and what was found there. Records after the end, which a crash left and which
 /// were never acknowledged, are counted; they are not damage. Missing offsets of streams are
 /// listed, with topic and partition if --catalog is given.
 ///

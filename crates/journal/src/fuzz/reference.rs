@@ -185,7 +185,7 @@ pub(super) fn hint_entries(bytes: &[u8], salt: u64, journal_bytes: usize) -> Opt
     let mut all = Vec::new();
     for number in 0..(count as usize).div_ceil(HINT_BLOCK_ENTRIES) {
         let at = RECORDS_AT + number * HINT_BLOCK;
-        // Bytes behind the end of the file read as zeroes.
+        // Bytes after the end of the file read as zeroes.
         let mut block = bytes.get(at..).unwrap_or(&[]).to_vec();
         block.resize(HINT_BLOCK, 0);
         let entries = u32_at(&block, 4) as usize;

@@ -656,7 +656,7 @@ fn reclaiming_space_reads_larger_pieces_under_pressure() {
     assert!(reads <= 2, "{reads}");
 }
 
-/// Without memory nothing behind the damage can be located, perhaps for long; others can be
+/// Without memory nothing after the damage can be located, perhaps for long; others can be
 /// compressed.
 #[test]
 fn a_damaged_journal_does_not_prevent_compression_of_others() {
@@ -677,7 +677,7 @@ fn a_damaged_journal_does_not_prevent_compression_of_others() {
     assert!(Stats::of(&shared).compressed >= 2);
 }
 
-/// Records behind the damage are found as long as there is memory for it.
+/// Records after the damage are found as long as there is memory for it.
 #[test]
 fn records_behind_damage_are_found() {
     let (directory, map) = filled(6000);

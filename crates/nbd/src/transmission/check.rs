@@ -233,7 +233,7 @@ mod tests {
             let len = u32::from(command != Command::Flush);
             let refused = result(rules, command, 0, 0, len) == Err(Errno::NotPermitted);
             assert_eq!(refused, is_change, "{command:?}");
-            // Also behind the end.
+            // Also after the end.
             let refused = result(rules, command, 0, u64::MAX, 1) == Err(Errno::NotPermitted);
             assert_eq!(refused, is_change, "{command:?}");
         }

@@ -37,7 +37,7 @@ pub trait Rewrite: Send + Sized + 'static {
 pub struct StoredPart {
     /// The offset of its first batch.
     pub start: StreamOffset,
-    /// The offset behind its last batch.
+    /// The offset after its last batch.
     pub end: StreamOffset,
     /// Bytes of payload of its batches.
     pub payload_bytes: u64,

@@ -34,7 +34,7 @@ pub(crate) struct Loss {
     /// For each stream, the offset that its batches are certain to have reached.
     pub(crate) next: HashMap<StreamId, StreamOffset>,
     /// Parts of the log whose former contents are unknown, in order: where each begins, and how
-    /// many records it and those behind it may have held.
+    /// many records it and those after it may have held.
     unknown: Vec<(LogOffset, u64)>,
     skipped: HashMap<StreamId, Vec<Range<StreamOffset>>>,
     /// The versions of lists of changes of the catalog whose records are damaged.

@@ -210,7 +210,7 @@ mod tests {
         fcntl_getfl(file).unwrap().contains(OFlags::DIRECT)
     }
 
-    /// Pieces that begin and end anywhere, also behind the end of the file.
+    /// Pieces that begin and end anywhere, also after the end of the file.
     #[test]
     fn pieces_have_the_bytes_of_the_file() {
         let directory = tempfile::tempdir().unwrap();

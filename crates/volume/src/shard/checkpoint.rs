@@ -257,7 +257,7 @@ impl Shard {
         Ok(is_placed)
     }
 
-    /// The record is in the log. What is trimmed is fixed now: a record behind it may not be
+    /// The record is in the log. What is trimmed is fixed now: a record after it may not be
     /// durable, so it replaces nothing here.
     fn recorded(&mut self) -> Step {
         let Self { replicas, checkpoint, log, options, .. } = self;

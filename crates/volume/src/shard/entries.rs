@@ -77,7 +77,7 @@ impl EntryCache {
         self.newer_bytes += bytes;
     }
 
-    /// Returns each entry once, when those behind it have at least `bytes`.
+    /// Returns each entry once, when those after it have at least `bytes`.
     pub(super) fn pass(&mut self, bytes: usize) -> Option<(GroupId, Index)> {
         let (group, index, own_bytes) = *self.entries.get(self.passed)?;
         let behind_bytes = self.newer_bytes - own_bytes;
