@@ -137,9 +137,6 @@ async fn chosen(
     only(url, &stores, "there is no catalog")
 }
 
-/// Number of stores that an error lists.
-const LISTED: usize = 20;
-
 /// Returns the only one of the stores in an object store.
 ///
 /// # Errors
@@ -151,19 +148,9 @@ pub(crate) fn only(url: &ObjectStoreUrl, stores: &[Uuid], none: &str) -> Result<
         _ => Err(Failure::Usage(format!(
             "object store {url}: it is used by several servers. Choose one with --store: {}. \
              `alluvium catalog list` shows more of them",
-            listed(stores)
+            output::listed(stores.iter().map(Uuid::to_string).collect())
         ))),
     }
-}
-
-/// Lists stores, for messages.
-pub(crate) fn listed(stores: &[Uuid]) -> String {
-    let mut names: Vec<_> = stores.iter().map(Uuid::to_string).collect();
-    names.sort();
-    let more = names.len().saturating_sub(LISTED);
-    names.truncate(LISTED);
-    let names = names.join(", ");
-    if more > 0 { format!("{names}, and {more} more") } else { names }
 }
 
 /// Reads the catalog of `store`, or the only one.

@@ -12,19 +12,16 @@ use kafka_protocol::messages::delete_records_request::{
 use kafka_protocol::messages::incremental_alter_configs_request::{
     AlterConfigsResource, AlterableConfig,
 };
-use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka_protocol::messages::{
     DeleteRecordsRequest, IncrementalAlterConfigsRequest, ProduceRequest,
 };
 use kafka_protocol::protocol::StrBytes;
 
 use crate::address::HostPort;
-use crate::kafka::{Access, Client, Receiving, SERVER_TIMEOUT_MS, Sending, refusal};
+use crate::kafka::{Access, Client, Receiving, SERVER_TIMEOUT_MS, Sending, produce, refusal};
 use crate::output::Failure;
 use crate::topic::{self, LATEST, TOPIC_RESOURCE, topic_name};
 
-/// The last version of Produce that names topics by name.
-const NEWEST_PRODUCE: i16 = 12;
 /// Batches that are sent before the oldest one is acknowledged.
 const IN_FLIGHT: usize = 32;
 /// Kafka's operation that deletes a setting.
@@ -37,10 +34,10 @@ pub(crate) struct Import {
     sending: Sending,
     receiving: Receiving,
     version: i16,
-    /// Correlation id and partition of batches that are not acknowledged.
-    in_flight: VecDeque<(i32, i32)>,
+    /// The correlation ids of batches that are not acknowledged.
+    in_flight: VecDeque<i32>,
     /// Where each partition continues.
-    next: BTreeMap<i32, i64>,
+    next: Vec<u64>,
 }
 
 impl Import {
@@ -63,16 +60,11 @@ impl Import {
         let count = i32::try_from(partitions).map_err(Failure::new)?;
         let configs = configs.into_iter().collect();
         let created = topic::create_topic(&mut admin, name, Some(count), configs)?;
-        let is_new = match ResponseError::try_from_code(created.error_code) {
-            None => true,
-            Some(ResponseError::TopicAlreadyExists) => false,
-            Some(error) => {
-                let message = created.error_message.as_ref();
-                let reason = refusal(created.error_code, message);
-                let reason = reason.unwrap_or_else(|| error.to_string());
-                return Err(Failure::Failed(format!("topic {name}: {reason}")));
-            }
-        };
+        let is_new = created.error_code != ResponseError::TopicAlreadyExists.code();
+        let refused = refusal(created.error_code, created.error_message.as_ref());
+        if let Some(reason) = refused.filter(|_| is_new) {
+            return Err(Failure::Failed(format!("topic {name}: {reason}")));
+        }
         if !is_new {
             let settings = topic::configs(&mut admin, name)?;
             let of = settings.get(IMPORT_SETTING).and_then(Option::as_deref).unwrap_or_default();
@@ -99,9 +91,15 @@ impl Import {
                 found.partitions.len()
             )));
         }
-        let next = topic::offsets(&mut admin, found, LATEST)?;
+        let ends = topic::offsets(&mut admin, found, LATEST)?;
+        let next = (0..count).map(|index| {
+            let end = ends.get(&index).and_then(|end| u64::try_from(*end).ok());
+            let missing = || format!("topic {name}, partition {index}: no offset in the answer");
+            end.ok_or_else(|| Failure::Failed(missing()))
+        });
+        let next = next.collect::<Result<_, _>>()?;
         let producer = Client::connect(server, access).map_err(Failure::new)?;
-        let version = producer.version::<ProduceRequest>(NEWEST_PRODUCE).map_err(Failure::new)?;
+        let version = producer.version::<ProduceRequest>(produce::NEWEST).map_err(Failure::new)?;
         let (sending, receiving) = producer.into_halves();
         let in_flight = VecDeque::new();
         let name = name.to_owned();
@@ -109,44 +107,30 @@ impl Import {
     }
 
     /// Returns the offset at which a partition continues.
-    pub(crate) fn next(&self, partition: i32) -> u64 {
-        self.next.get(&partition).map_or(0, |next| u64::try_from(*next).unwrap_or(0))
+    pub(crate) fn next(&self, partition: usize) -> u64 {
+        self.next[partition]
     }
 
     /// Sends the next batch of a partition.
     ///
     /// # Errors
     /// The server refuses this batch or an earlier one, or the connection failed.
-    pub(crate) fn append(&mut self, partition: i32, batch: Bytes) -> Result<(), String> {
+    pub(crate) fn append(&mut self, partition: usize, batch: Bytes) -> Result<(), String> {
         if self.in_flight.len() >= IN_FLIGHT {
             self.receive()?;
         }
-        let data = PartitionProduceData::default().with_index(partition).with_records(Some(batch));
-        let topic = TopicProduceData::default()
-            .with_name(topic_name(&self.name))
-            .with_partition_data(vec![data]);
-        let request = ProduceRequest::default()
-            .with_acks(-1)
-            .with_timeout_ms(SERVER_TIMEOUT_MS)
-            .with_topic_data(vec![topic]);
+        let request = produce::request(&self.name, index_of(partition), batch);
         let correlation =
             self.sending.send(self.version, &request).map_err(|error| error.to_string())?;
-        self.in_flight.push_back((correlation, partition));
+        self.in_flight.push_back(correlation);
         Ok(())
     }
 
     /// Waits for the oldest batch that is not acknowledged.
     fn receive(&mut self) -> Result<(), String> {
-        let Some((correlation, partition)) = self.in_flight.pop_front() else { return Ok(()) };
+        let Some(correlation) = self.in_flight.pop_front() else { return Ok(()) };
         let answer = self.receiving.answer::<ProduceRequest>(self.version, correlation);
-        let answer = answer.map_err(|error| error.to_string())?;
-        let results = answer.responses.iter().flat_map(|topic| &topic.partition_responses);
-        for result in results {
-            if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
-                return Err(format!("partition {partition}: {reason}"));
-            }
-        }
-        Ok(())
+        produce::check(&answer.map_err(|error| error.to_string())?)
     }
 
     /// Waits until all batches are durable, deletes what precedes the first offsets of partitions,
@@ -154,7 +138,7 @@ impl Import {
     ///
     /// # Errors
     /// The server refuses, or the connection failed.
-    pub(crate) fn finish(mut self, starts: &[(i32, u64)]) -> Result<(), String> {
+    pub(crate) fn finish(mut self, starts: &[u64]) -> Result<(), String> {
         while !self.in_flight.is_empty() {
             self.receive()?;
         }
@@ -180,11 +164,11 @@ impl Import {
         Ok(())
     }
 
-    fn delete_before(&mut self, starts: &[(i32, u64)]) -> Result<(), String> {
-        let started = starts.iter().filter(|(_, start)| *start > 0);
-        let partition = |(index, start): &(i32, u64)| {
+    fn delete_before(&mut self, starts: &[u64]) -> Result<(), String> {
+        let started = starts.iter().enumerate().filter(|(_, start)| **start > 0);
+        let partition = |(index, start): (usize, &u64)| {
             DeleteRecordsPartition::default()
-                .with_partition_index(*index)
+                .with_partition_index(index_of(index))
                 .with_offset(i64::try_from(*start).unwrap_or(i64::MAX))
         };
         let partitions: Vec<_> = started.map(partition).collect();
@@ -208,4 +192,9 @@ impl Import {
         }
         Ok(())
     }
+}
+
+/// Returns the index of a partition as in requests. The server has created as many.
+fn index_of(partition: usize) -> i32 {
+    i32::try_from(partition).expect("a partition of a topic")
 }

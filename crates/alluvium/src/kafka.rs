@@ -3,6 +3,7 @@
 
 mod access;
 mod login;
+pub(crate) mod produce;
 mod properties;
 mod stream;
 

@@ -28,6 +28,18 @@ pub(crate) enum Failure {
     Lost(String),
 }
 
+/// Number of names that a message lists.
+const LISTED: usize = 20;
+
+/// Lists names, for messages.
+pub(crate) fn listed(mut names: Vec<String>) -> String {
+    names.sort();
+    let more = names.len().saturating_sub(LISTED);
+    names.truncate(LISTED);
+    let names = names.join(", ");
+    if more > 0 { format!("{names}, and {more} more") } else { names }
+}
+
 impl Failure {
     /// A failure with the text of its cause.
     pub(crate) fn new(cause: impl fmt::Display) -> Self {

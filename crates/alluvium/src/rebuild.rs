@@ -85,7 +85,7 @@ pub(crate) struct RebuildArgs {
     from_objects: bool,
     /// Restore only this topic, as a new topic of the running server at --bootstrap: its settings,
     /// and its committed records at their offsets. The object store is only read; it may be a copy,
-    /// and that of a server that runs. Repeat an interrupted command to go on.
+    /// or that of a running server. Repeat an interrupted command to go on.
     #[arg(long, value_name = "NAME", conflicts_with_all = ["from_objects", "accept_loss"])]
     topic: Option<String>,
     /// The name of the new topic. Default: that of the restored one.

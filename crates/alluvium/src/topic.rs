@@ -87,8 +87,7 @@ impl Common {
     /// # Errors
     /// It is unusable.
     pub(crate) fn access(&self) -> Result<Access, Failure> {
-        let access = self.command_config.as_deref().map(Access::read).transpose();
-        access.map(Option::unwrap_or_default).map_err(Failure::Usage)
+        Access::of(self.command_config.as_deref()).map_err(Failure::Usage)
     }
 
     fn connect(&self) -> Result<Client, Failure> {

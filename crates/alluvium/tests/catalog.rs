@@ -14,7 +14,7 @@ use alluvium_stream::chain::{Chain, ChainChange, ChainWriter, Fence};
 use alluvium_stream::{StreamId, local_objects};
 use alluvium_wal::{FormatOptions, Options, Wal};
 use rustix::process::Signal;
-use support::parts::Parts;
+use support::parts::{Parts, copy};
 use support::produce::{consume, produce};
 use support::s3::S3;
 use support::{Server, contains, ok, ok_json, own_address, refused, stderr, text, until};
@@ -216,12 +216,6 @@ fn a_first_start_that_was_killed_can_be_repeated() {
         ok(&["topic", "create", "orders", "--bootstrap", &server.kafka]);
         assert_eq!(server.stop(Signal::TERM).0.code(), Some(0));
     }
-}
-
-/// Copies a file or a directory.
-fn copy(from: &Path, to: &Path) {
-    let copied = Command::new("cp").arg("-r").arg(from).arg(to).status().unwrap();
-    assert!(copied.success());
 }
 
 /// Two servers with one object store and copies of one log.

@@ -3,28 +3,13 @@
 
 mod support;
 
-use std::fs;
-use std::path::Path;
-
 use rustix::process::Signal;
-use support::parts::Parts;
+use support::parts::{Parts, copy};
 use support::produce::{consume, produce};
 use support::{Server, contains, ok, ok_json, refused, text, until};
 
 /// Kafka's code of a request that a policy does not allow.
 const POLICY_VIOLATION: i16 = 44;
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let (from, to) = (entry.path(), to.join(entry.file_name()));
-        match entry.metadata().unwrap().is_dir() {
-            true => copy(&from, &to),
-            false => drop(fs::copy(from, to).unwrap()),
-        }
-    }
-}
 
 /// Returns start and end of each partition of a topic.
 fn offsets(server: &Server, topic: &str) -> Vec<(i64, i64)> {

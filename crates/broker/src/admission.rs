@@ -59,12 +59,9 @@ pub(crate) async fn validate(
         return Err(server.run_decompression(move || rejection(&batch, rules, now_ms)).await?);
     }
     let is_wrong = header.max_timestamp_ms != summary.max_timestamp_ms && !rules.log_append_time;
-    let batch = if is_wrong {
-        let mut corrected = batch::into_mut(batch);
-        batch::set_max_timestamp(&mut corrected, summary.max_timestamp_ms);
-        corrected.freeze()
-    } else {
-        batch
+    let batch = match is_wrong {
+        true => with_max_timestamp(batch, summary.max_timestamp_ms),
+        false => batch,
     };
     let batch = match rules.compression {
         Some((codec, level)) if header.codec() != Some(codec) => {
@@ -75,6 +72,17 @@ pub(crate) async fn validate(
         }
         _ => batch,
     };
+    with_header(batch)
+}
+
+fn with_max_timestamp(batch: Bytes, max_timestamp_ms: i64) -> Bytes {
+    let mut batch = batch::into_mut(batch);
+    batch::set_max_timestamp(&mut batch, max_timestamp_ms);
+    batch.freeze()
+}
+
+/// Returns a batch that may have been changed, and its header.
+fn with_header(batch: Bytes) -> Result<(BatchHeader, Bytes), ApiError> {
     let header = BatchHeader::parse(&batch)
         .ok_or_else(|| ApiError::Internal("a validated batch has no header".into()))?;
     Ok((header, batch))
@@ -102,12 +110,10 @@ async fn validate_imported(
         Some(Codec::None) => read()?,
         _ => server.run_decompression(read).await?,
     };
-    if header.is_log_append_time() || header.max_timestamp_ms == newest_ms {
-        return Ok((header, batch));
+    match header.is_log_append_time() || header.max_timestamp_ms == newest_ms {
+        true => Ok((header, batch)),
+        false => with_header(with_max_timestamp(batch, newest_ms)),
     }
-    let mut corrected = batch::into_mut(batch);
-    batch::set_max_timestamp(&mut corrected, newest_ms);
-    Ok((BatchHeader { max_timestamp_ms: newest_ms, ..header }, corrected.freeze()))
 }
 
 /// Whether the topic accepts a record with this timestamp.

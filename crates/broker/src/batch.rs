@@ -209,16 +209,12 @@ pub(crate) const MOST_IMPORTED_OFFSETS: u32 = 1 << 20;
 /// examined here.
 ///
 /// # Errors
-/// [`ApiError::PolicyViolation`] for a batch of a producer; else as [`check_produced`].
+/// [`ApiError::Importing`] for a batch of a producer; else as [`check_produced`].
 pub(crate) fn check_imported(records: &[u8], max_bytes: u32) -> Result<BatchHeader, ApiError> {
     let invalid = |reason: &str| Err(ApiError::InvalidRecord(format!("imported batch: {reason}")));
     let header = check_intact(records, max_bytes)?;
     if leader_epoch(records) != IMPORT_EPOCH {
-        return Err(ApiError::PolicyViolation(
-            "the topic is being imported, and takes no other batches until that is done \
-             (alluvium.import)"
-                .into(),
-        ));
+        return Err(ApiError::Importing);
     }
     if header.base_offset < 0 || header.last_offset_delta < 0 {
         return invalid("an offset is negative");

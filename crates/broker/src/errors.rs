@@ -31,6 +31,11 @@ pub(crate) enum ApiError {
     InvalidConfig(String),
     #[error("{0}")]
     PolicyViolation(String),
+    #[error(
+        "the topic is being imported, and takes no batches or transactions of producers until that \
+         is done (alluvium.import)"
+    )]
+    Importing,
     #[error("The throttling quota has been exceeded.")]
     QuotaExceeded,
     #[error("{0}")]
@@ -132,7 +137,7 @@ impl ApiError {
             Self::InvalidReplicaAssignment(_) => E::InvalidReplicaAssignment,
             Self::InvalidConfig(_) => E::InvalidConfig,
             // Clients take it for final, and most responses that have it have a text, too.
-            Self::PolicyViolation(_) | Self::ReadOnly => E::PolicyViolation,
+            Self::PolicyViolation(_) | Self::Importing | Self::ReadOnly => E::PolicyViolation,
             Self::QuotaExceeded => E::ThrottlingQuotaExceeded,
             Self::InvalidRequest(_) => E::InvalidRequest,
             Self::InvalidRequiredAcks(_) => E::InvalidRequiredAcks,

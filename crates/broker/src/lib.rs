@@ -114,12 +114,13 @@ pub use label::Label;
 pub use restore::{Restored, RestoredTopic, UnnamedPartition, restore_metadata};
 pub use state_stream::StateError;
 pub use state_table::Corrupt;
-pub use stored_topic::{ExportError, Exported, IMPORT_SETTING, StoredTopic};
+pub use stored_topic::{ExportError, Exported, StoredTopic};
 pub use topics::stream_names;
 pub use transactions::{TransactionsError, producer_of_marker};
 
 pub use config::{BrokerConfig, InvalidConfig};
 pub use configs::broker::per_ip;
+pub use configs::topic::IMPORT as IMPORT_SETTING;
 pub use security::{
     AclError, AuthorizationConfig, ClientCertificates, InvalidRules, JwksSource, ListenerConfig,
     Mechanism, OauthConfig, PrincipalRules, SecurityConfig, TlsConfig, UserError,
@@ -346,7 +347,11 @@ impl Broker {
             transactions::start(&server).await?;
             if server.store.meta_value(DECLARED_LOSS).is_some() {
                 let done = Change::DeleteMeta(DECLARED_LOSS.to_owned());
-                server.store.commit(vec![done]).await?;
+                match server.store.commit(vec![done]).await {
+                    // With a full log the next start deletes it.
+                    Ok(()) | Err(StoreError::LogFull) => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
             server.store.begin_uploads();
             tokio::spawn(transactions::run(server.clone()));

@@ -442,7 +442,7 @@ impl ProducerStates {
 
     /// The current epoch of a producer.
     pub(crate) fn epoch(&self, producer_id: i64) -> Option<i16> {
-        self.producers.get(&producer_id).map(|producer| producer.epoch)
+        self.last_of(producer_id).map(|(epoch, _)| epoch)
     }
 
     /// The current epoch of a producer, and the time of its last batch or marker.

@@ -17,7 +17,7 @@ use decompress::{Scratch, decompress};
 mod compress;
 mod decompress;
 
-pub(crate) use compress::{compress_all, recompress};
+pub(crate) use compress::{assemble, recompress};
 pub(crate) use decompress::check_frame;
 
 /// The decompressed size up to which a batch is decompressed on a serving thread: it takes less

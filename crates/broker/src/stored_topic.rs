@@ -12,7 +12,6 @@ use uuid::Uuid;
 use crate::batch::{
     self, Assembled, BatchHeader, Codec, IMPORT_EPOCH, MOST_IMPORTED_OFFSETS, Outcome,
 };
-use crate::configs::topic;
 use crate::partition::Partition;
 use crate::producer_state::Totals;
 use crate::records::{self, NO_TIMESTAMP, Record, Unpacked};
@@ -244,7 +243,7 @@ fn pieces(batch: &[u8], header: &BatchHeader, wanted: Range<u64>) -> Result<Vec<
             records::put_record(&mut bytes, record, time, delta(record));
         }
         let newest = piece.iter().map(|record| record.timestamp_ms).max();
-        let assembled = Assembled {
+        let header = Assembled {
             base_offset: base,
             last_offset_delta: delta(&piece[piece.len() - 1]),
             codec: header.codec().unwrap_or(Codec::None),
@@ -256,9 +255,7 @@ fn pieces(batch: &[u8], header: &BatchHeader, wanted: Range<u64>) -> Result<Vec<
             },
             record_count: i32::try_from(piece.len()).expect("no more than the batch has"),
         };
-        let compressed = records::compress_all(assembled.codec, &bytes);
-        let compressed = compressed.map_err(|error| error.to_string())?;
-        pieces.push(assembled.batch(&compressed).into());
+        pieces.push(records::assemble(header, &bytes).into());
     }
     Ok(pieces)
 }
@@ -272,9 +269,6 @@ fn without_producer(batch: Bytes, header: &BatchHeader) -> Bytes {
     }
     bytes.freeze()
 }
-
-/// The name of the setting of a topic that is imported.
-pub const IMPORT_SETTING: &str = topic::IMPORT;
 
 #[cfg(test)]
 mod tests {
@@ -342,7 +336,7 @@ mod tests {
                 max_timestamp_ms: 4,
                 record_count: 4,
             };
-            let wide: Bytes = wide.batch(&records::compress_all(codec, &bytes).unwrap()).into();
+            let wide: Bytes = records::assemble(wide, &bytes).into();
             let mut exported = Exported { next: 103, ..Exported::default() };
             exported.add([wide.clone()].into_iter(), Vec::new(), u64::MAX).unwrap();
             let most = MOST_IMPORTED_OFFSETS;

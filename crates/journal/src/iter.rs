@@ -70,7 +70,7 @@ struct Open {
     /// Records may still be appended to it.
     is_open: bool,
     /// Since `end` was determined, records were met that are no longer the newest of their keys:
-    /// their replacements may be behind `end`.
+    /// their replacements may be after `end`.
     has_missed: bool,
     /// On disk: the current piece has no more records.
     is_piece_done: bool,

@@ -86,7 +86,7 @@ impl Unreadable {
         self.ranges.borrow().is_empty()
     }
 
-    /// Returns how many bytes behind `end` cannot be read.
+    /// Returns how many bytes after `end` cannot be read.
     pub(crate) fn bytes_behind(&self, end: usize) -> usize {
         self.ranges
             .borrow()

@@ -135,8 +135,6 @@ pub struct Rebuild {
     log: Option<LogLoss>,
     /// Offsets that a stream skips after what is known of it.
     skipped: u64,
-    /// The first and the longest delay between two attempts of a request.
-    retry: (Duration, Duration),
 }
 
 impl Rebuild {
@@ -151,8 +149,7 @@ impl Rebuild {
     ) -> Result<Self, RebuildError> {
         let chain = Chain::new(objects.clone(), store, options.retry());
         let state = chain.load().await?.ok_or(RebuildError::NoCatalog(store))?;
-        let (skipped, retry) = (UNHINTED_OFFSETS, options.retry());
-        Ok(Self { chain, state, from_objects: None, log: None, skipped, retry })
+        Ok(Self { chain, state, from_objects: None, log: None, skipped: UNHINTED_OFFSETS })
     }
 
     /// Puts together what is left of the catalog of a store and what its objects show. `log` is the
@@ -230,8 +227,7 @@ impl Rebuild {
                 OFFSETS_OF_UNKNOWN_DELTAS.saturating_mul(rebuilds)
             }
         };
-        let retry = options.retry();
-        Ok(Self { chain, state, from_objects: Some(found), log, skipped, retry })
+        Ok(Self { chain, state, from_objects: Some(found), log, skipped })
     }
 
     /// Returns the catalog, which is what is left.
@@ -319,11 +315,11 @@ impl Rebuild {
         }
         name_store(&**objects, wal_id, store).await?;
         let fence = self.fence(wal, node_id);
-        let Self { chain, mut state, from_objects, retry, .. } = self;
+        let Self { chain, mut state, from_objects, .. } = self;
         if let Some(found) = from_objects {
             let filled = found.filled.into_iter().map(|(stream, filler)| (stream, filler.batch));
             let last = found.last_object.unwrap_or(ObjectId(0));
-            fill::write(objects, retry, &mut state, last, filled.collect()).await?;
+            fill::write(objects, chain.retry(), &mut state, last, filled.collect()).await?;
             if !found.lost.is_empty() {
                 state.meta.insert(DECLARED_LOSS.into(), Bytes::from_static(b"1"));
             }

@@ -41,7 +41,7 @@ impl Stream {
         self.find_time_from(StreamOffset(0), timestamp_ms).await
     }
 
-    /// Returns the first durable batch that ends behind `from` and whose `max_timestamp_ms` is at
+    /// Returns the first durable batch that ends after `from` and whose `max_timestamp_ms` is at
     /// least `timestamp_ms`.
     ///
     /// # Errors

@@ -59,6 +59,11 @@ impl Sequence {
         Self { store, prefix, retry }
     }
 
+    /// Returns the first and the longest delay between two attempts of a request.
+    pub(crate) fn retry(&self) -> (Duration, Duration) {
+        self.retry
+    }
+
     /// Returns the name of the object with a number.
     pub fn name(&self, number: u64) -> String {
         format!("{}/{number:016x}", self.prefix)

@@ -403,7 +403,7 @@ impl Tail {
         self.batches.range(first..).take_while(move |batch| batch.log_end <= durable)
     }
 
-    /// Returns the first [visible](Self::visible) batch that ends behind `from` and whose greatest
+    /// Returns the first [visible](Self::visible) batch that ends after `from` and whose greatest
     /// timestamp is at least `timestamp_ms`.
     pub(crate) fn find_time(
         &self,

@@ -10,12 +10,11 @@ use std::sync::Arc;
 use alluvium_device::sim::{Random, SimDisk, SimOptions};
 use alluvium_stream::chain::{Chain, Snapshot};
 use alluvium_stream::{
-    Batch, Change, Fold, KIND_LOG, Options, Rebuild, RebuildError, StreamEpoch, StreamId,
-    StreamOffset,
+    Batch, Change, Fold, KIND_LOG, Rebuild, RebuildError, StreamEpoch, StreamId, StreamOffset,
 };
 use bytes::Bytes;
+use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 use uuid::Uuid;
 
 use common::*;
@@ -92,10 +91,6 @@ const DAMAGES: [Damage; 7] = [
     Damage::AllSnapshots,
     Damage::Chain,
 ];
-
-fn objects(world: &World) -> Arc<dyn ObjectStore> {
-    world.objects.clone()
-}
 
 async fn listed(world: &World, part: &str) -> Vec<Path> {
     let all = contents(&world.objects).await.into_iter().map(|(name, _)| name);
@@ -181,7 +176,7 @@ async fn run_randomly(world: &mut World, random: &mut Random, journal: &mut Jour
             2..=4 => flush(&server, journal).await,
             5 if random.next_u64().is_multiple_of(3) => {
                 // Written by the server every 64 objects, which is too seldom here.
-                let chain = Chain::new(objects(world), store, world.options.retry());
+                let chain = Chain::new(world.store(), store, world.options.retry());
                 let state = chain.load().await.unwrap().unwrap();
                 chain.write_snapshot(Snapshot::of(state)).await.unwrap();
             }
@@ -230,10 +225,7 @@ async fn locate_store(world: &World) -> Uuid {
 }
 
 async fn from_objects(world: &World, store: Uuid, has_log: bool) -> Result<Rebuild, RebuildError> {
-    let fold: Arc<dyn Fold> = Arc::new(Sum);
-    let log = has_log.then(|| world.disk.device());
-    let options = Options::default();
-    Rebuild::from_objects(&objects(world), store, log, &fold, &options, &|_, _, _| ()).await
+    world.rebuild_from_objects(store, has_log, Arc::new(Sum)).await
 }
 
 async fn check(seed: u64, damage: Damage, is_log_lost: bool, compacts: bool) {
@@ -285,7 +277,7 @@ async fn check(seed: u64, damage: Damage, is_log_lost: bool, compacts: bool) {
                 let label = Bytes::from(format!("label of {id}"));
                 assert_eq!(rebuild.state().streams[id].label, label, "{at}: stream {id}");
             }
-            assert!(rebuild.bind(&objects(&world), &wal, 1).await.unwrap(), "{at}");
+            assert!(rebuild.bind(&world.store(), &wal, 1).await.unwrap(), "{at}");
         }
         let server = start(&world, &at).await;
         let ids: BTreeSet<StreamId> = server.store.stream_ids().into_iter().collect();
@@ -396,7 +388,7 @@ async fn begun(seed: u64) -> (World, Uuid, Server) {
 
 /// Binds a rebuilt store to the log that is there, and starts it. Returns where a stream continues.
 async fn bound(world: &World, rebuild: Rebuild, id: StreamId) -> (Server, StreamOffset) {
-    rebuild.bind(&objects(world), &world.header(), 1).await.unwrap();
+    rebuild.bind(&world.store(), &world.header(), 1).await.unwrap();
     let server = start(world, "").await;
     let next = server.store.stream(id).unwrap().next_offset();
     (server, next)
@@ -457,7 +449,7 @@ async fn a_stale_hint_does_not_hide_the_lost_end() {
 async fn a_rebuild_that_is_repeated_after_its_snapshot_skips_the_same_offsets() {
     let (world, store, id) = trimmed_before_upload(false).await;
     let first = from_objects(&world, store, true).await.unwrap();
-    let chain = Chain::new(objects(&world), store, world.options.retry());
+    let chain = Chain::new(world.store(), store, world.options.retry());
     chain.write_snapshot(Snapshot::of_new_base(first.state().clone())).await.unwrap();
     let second = from_objects(&world, store, true).await.unwrap();
     let (server, next) = bound(&world, second, id).await;
@@ -495,8 +487,8 @@ async fn the_log_of_a_lost_fence_is_accepted() {
     server.crash(&mut world);
     let wal = world.lose_disk(WAL_BYTES);
     let before = listed(&world, "/chain/").await.len();
-    let rebuild = Rebuild::load(&objects(&world), store, &world.options).await.unwrap();
-    rebuild.bind(&objects(&world), &wal, 1).await.unwrap();
+    let rebuild = Rebuild::load(&world.store(), store, &world.options).await.unwrap();
+    rebuild.bind(&world.store(), &wal, 1).await.unwrap();
     let server = start(&world, "").await;
     let next = server.store.stream(id).unwrap().next_offset();
     put(&server, id, next.0, 1).await;
@@ -542,7 +534,7 @@ async fn a_rebuild_that_is_repeated_after_its_snapshot_states_the_same() {
     server.crash(&mut world);
     world.objects.delete(&lost).await.unwrap();
     let first = from_objects(&world, store, true).await.unwrap();
-    let chain = Chain::new(objects(&world), store, world.options.retry());
+    let chain = Chain::new(world.store(), store, world.options.retry());
     chain.write_snapshot(Snapshot::of_new_base(first.state().clone())).await.unwrap();
     let second = from_objects(&world, store, true).await.unwrap();
     let (server, next) = bound(&world, second, id).await;
@@ -620,7 +612,7 @@ async fn stream_ids_are_not_handed_out_again_after_a_second_loss() {
         let wal = world.lose_disk(WAL_BYTES);
         let before = listed(&world, "/chain/").await.len();
         let rebuild = from_objects(&world, store, false).await.unwrap();
-        rebuild.bind(&objects(&world), &wal, 1).await.unwrap();
+        rebuild.bind(&world.store(), &wal, 1).await.unwrap();
         let server = start(&world, "").await;
         let new = create(&server).await;
         assert!(!given.contains(&new), "round {round}: {new} is handed out again");
@@ -665,7 +657,7 @@ async fn of_two_objects_with_one_number_the_one_with_more_is_used() {
         do_damage(&world, Damage::Chain, &mut Random::new(1)).await;
         let wal = world.lose_disk(WAL_BYTES);
         let rebuild = from_objects(&world, store, false).await.unwrap();
-        rebuild.bind(&objects(&world), &wal, 1).await.unwrap();
+        rebuild.bind(&world.store(), &wal, 1).await.unwrap();
         let server = start(&world, "").await;
         for stream in [id, other] {
             assert_eq!(read_all(&server, stream).await.len(), 1, "{attempt}: stream {stream}");

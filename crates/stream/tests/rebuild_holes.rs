@@ -6,10 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use alluvium_stream::{
-    Batch, Change, Filler, Fold, KIND_LOG, Options, Rebuild, RebuildError, StreamId, StreamOffset,
+    Batch, Change, Filler, Fold, KIND_LOG, Rebuild, RebuildError, StreamId, StreamOffset,
 };
 use bytes::Bytes;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::ObjectStoreExt;
 use uuid::Uuid;
 
 use common::*;
@@ -56,15 +56,8 @@ async fn start(world: &World) -> Server {
     world.try_start(Arc::new(Counting)).await.unwrap()
 }
 
-fn objects(world: &World) -> Arc<dyn ObjectStore> {
-    world.objects.clone()
-}
-
 async fn from_objects(world: &World, store: Uuid) -> Result<Rebuild, RebuildError> {
-    let fold: Arc<dyn Fold> = Arc::new(Counting);
-    let log = Some(world.disk.device());
-    let options = Options::default();
-    Rebuild::from_objects(&objects(world), store, log, &fold, &options, &|_, _, _| ()).await
+    world.rebuild_from_objects(store, true, Arc::new(Counting)).await
 }
 
 /// Returns a server that has crashed, with an object for each of ten batches of ten offsets of two
@@ -146,7 +139,7 @@ async fn holes_that_a_checkpoint_describes_are_filled_from_it() {
     let found = rebuild.found().unwrap();
     assert_eq!(found.filled.len(), 6);
     assert!(found.filled.iter().all(|(_, filler)| filler.invalidated.is_none()));
-    rebuild.bind(&objects(&world), &world.header(), 1).await.unwrap();
+    rebuild.bind(&world.store(), &world.header(), 1).await.unwrap();
     // One object for each batch of a stream.
     assert_eq!(names(&world).await.len(), 9);
     let expected = [0, 30, 80].map(|offset| (offset, vec![10; 4]));
@@ -182,7 +175,7 @@ async fn holes_are_filled_while_checkpoints_are_folded() {
         ends
     };
     assert_eq!(invalidated(&dry), [(ids[0].0, 30), (ids[0].0, 70), (ids[1].0, 30)]);
-    dry.bind(&objects(&world), &world.header(), 1).await.unwrap();
+    dry.bind(&world.store(), &world.header(), 1).await.unwrap();
     let server = start(&world).await;
     // The batches in holes are folded, also that for the damaged block.
     assert_eq!(filled(&server, ids[0]).await, [(30, vec![3; 3])]);
@@ -195,7 +188,7 @@ async fn holes_are_filled_while_checkpoints_are_folded() {
     let again = from_objects(&world, store).await.unwrap();
     assert_eq!(lost(&again), expected);
     assert_eq!(invalidated(&again), [(ids[0].0, 30), (ids[0].0, 70), (ids[1].0, 30)]);
-    again.bind(&objects(&world), &world.header(), 1).await.unwrap();
+    again.bind(&world.store(), &world.header(), 1).await.unwrap();
     let server = start(&world).await;
     assert_eq!(filled(&server, ids[0]).await, [(30, vec![3; 3])]);
     server.close().await;
@@ -210,7 +203,7 @@ async fn objects_of_an_abandoned_rebuild_are_not_used() {
     lose(&world, &[3]).await;
     let abandoned = world.copy().await;
     let rebuild = from_objects(&abandoned, store).await.unwrap();
-    rebuild.bind(&objects(&abandoned), &abandoned.header(), 1).await.unwrap();
+    rebuild.bind(&abandoned.store(), &abandoned.header(), 1).await.unwrap();
     let written = names(&abandoned).await.pop().unwrap().as_str().into();
     let left = abandoned.objects.get(&written).await.unwrap().bytes().await.unwrap();
     world.objects.put(&written, left.into()).await.unwrap();
@@ -221,7 +214,7 @@ async fn objects_of_an_abandoned_rebuild_are_not_used() {
     lose_chain(&world).await;
     let rebuild = from_objects(&world, store).await.unwrap();
     assert_eq!(lost(&rebuild), []);
-    rebuild.bind(&objects(&world), &world.header(), 1).await.unwrap();
+    rebuild.bind(&world.store(), &world.header(), 1).await.unwrap();
     let server = start(&world).await;
     for id in ids {
         assert_eq!(filled(&server, id).await, []);

@@ -7,23 +7,19 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use clap::Args;
-use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
-use kafka_protocol::messages::{ProduceRequest, ProduceResponse};
+use kafka_protocol::messages::ProduceRequest;
 use kafka_protocol::records::{
     Compression, NO_PARTITION_LEADER_EPOCH, NO_PRODUCER_EPOCH, NO_PRODUCER_ID, NO_SEQUENCE, Record,
     RecordBatchEncoder, RecordEncodeOptions, TimestampType,
 };
 
 use super::{LoadArgs, Sample, Share, Tally, shares};
-use crate::kafka::{Client, Receiving, SERVER_TIMEOUT_MS, refusal};
+use crate::kafka::{Client, Receiving, produce};
 use crate::output::Failure;
-use crate::topic::topic_name;
 use crate::units::{Size, Span};
 
 /// Default duration.
 const DURATION: Duration = Duration::from_secs(10);
-/// The last version that names topics by name.
-const NEWEST: i16 = 12;
 
 /// All records contain the same random bytes and the time of the start. A batch is acknowledged
 /// when it is durable (acks=all).
@@ -116,7 +112,7 @@ pub(super) fn run(args: &ProduceArgs) -> Result<(), Failure> {
         ),
         end: duration.and_then(|duration| tally.started.checked_add(duration)),
     };
-    tally.drive(&shares, |number, share| produce(number, share, &plan, &tally))?;
+    tally.drive(&shares, |number, share| drive(number, share, &plan, &tally))?;
     tally.report(&args.common)
 }
 
@@ -150,9 +146,9 @@ fn batch(record_bytes: usize, records: usize) -> Result<Bytes, Failure> {
     Ok(batch.freeze())
 }
 
-fn produce(number: usize, share: &Share, plan: &Plan<'_>, tally: &Tally) -> Result<(), Failure> {
+fn drive(number: usize, share: &Share, plan: &Plan<'_>, tally: &Tally) -> Result<(), Failure> {
     let client = Client::connect(&share.broker, &share.access).map_err(Failure::new)?;
-    let version = client.version::<ProduceRequest>(NEWEST).map_err(Failure::new)?;
+    let version = client.version::<ProduceRequest>(produce::NEWEST).map_err(Failure::new)?;
     let (mut sending, receiving) = client.into_halves();
     let (sent, waiting) = mpsc::channel();
     let (answered, permits) = mpsc::channel();
@@ -181,8 +177,9 @@ fn produce(number: usize, share: &Share, plan: &Plan<'_>, tally: &Tally) -> Resu
             if plan.end.is_some_and(|end| due >= end) || !take(&plan.left) {
                 break;
             }
-            let correlation =
-                sending.send(version, &request(plan, partition)).map_err(Failure::new)?;
+            let topic = &plan.args.common.topic;
+            let request = produce::request(topic, partition, plan.batch.clone());
+            let correlation = sending.send(version, &request).map_err(Failure::new)?;
             if sent.send((correlation, due)).is_err() {
                 break;
             }
@@ -198,19 +195,6 @@ fn produce(number: usize, share: &Share, plan: &Plan<'_>, tally: &Tally) -> Resu
 /// Takes one of the remaining batches; returns false if there is none.
 fn take(left: &AtomicU64) -> bool {
     left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
-}
-
-fn request(plan: &Plan<'_>, partition: i32) -> ProduceRequest {
-    let data = PartitionProduceData::default()
-        .with_index(partition)
-        .with_records(Some(plan.batch.clone()));
-    let topic = TopicProduceData::default()
-        .with_name(topic_name(&plan.args.common.topic))
-        .with_partition_data(vec![data]);
-    ProduceRequest::default()
-        .with_acks(-1)
-        .with_timeout_ms(SERVER_TIMEOUT_MS)
-        .with_topic_data(vec![topic])
 }
 
 /// The thread that receives the answers of a connection.
@@ -230,25 +214,11 @@ impl Answers<'_> {
     ) -> Result<(), Failure> {
         for (correlation, due) in waiting {
             let answer = self.receiving.answer::<ProduceRequest>(self.version, correlation);
-            check(&answer.map_err(Failure::new)?)?;
+            produce::check(&answer.map_err(Failure::new)?).map_err(Failure::Failed)?;
             self.tally.add(Sample { due, latency: due.elapsed(), bytes: self.bytes });
             // The sender may have finished.
             let _ = answered.send(());
         }
         Ok(())
     }
-}
-
-fn check(answer: &ProduceResponse) -> Result<(), Failure> {
-    let partitions = answer.responses.iter().flat_map(|topic| {
-        topic.partition_responses.iter().map(move |partition| (&topic.name, partition))
-    });
-    for (topic, partition) in partitions {
-        if let Some(reason) = refusal(partition.error_code, partition.error_message.as_ref()) {
-            let topic = topic.0.as_str();
-            let index = partition.index;
-            return Err(Failure::Failed(format!("topic {topic}, partition {index}: {reason}")));
-        }
-    }
-    Ok(())
 }

@@ -37,6 +37,14 @@ const PROTOCOL: &str = "security.protocol";
 const STORE_TYPES: [&str; 2] = ["ssl.truststore.type", "ssl.keystore.type"];
 
 impl Access {
+    /// Reads a file of properties. Without one: plaintext, and no login.
+    ///
+    /// # Errors
+    /// It is unusable.
+    pub(crate) fn of(file: Option<&Path>) -> Result<Self, String> {
+        file.map(Self::read).transpose().map(Option::unwrap_or_default)
+    }
+
     /// Reads a file of properties.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! `alluvium rebuild --topic`: copies one topic of a store into a running server.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use alluvium_broker::StoredTopic;
 use alluvium_stream::{Options, Store};
@@ -20,8 +21,6 @@ const READ_BYTES: usize = 4 << 20;
 /// Settings under which nothing is deleted. The records of an old copy may be older than the limits
 /// of the topic.
 const RETENTION: [&str; 2] = ["retention.bytes", "retention.ms"];
-/// Names that an error lists.
-const LISTED: usize = 20;
 
 /// What was restored.
 #[derive(Serialize)]
@@ -41,7 +40,7 @@ struct Report<'a> {
 
 #[derive(Serialize)]
 struct PartitionView {
-    partition: i32,
+    partition: usize,
     /// The first offset, and the one after the last.
     start: u64,
     end: u64,
@@ -72,34 +71,25 @@ async fn restore(args: &RebuildArgs, topic: &str, name: &str) -> Result<(), Fail
     let store = opened.map_err(|error| failed(error.to_string()))?;
     let stored = StoredTopic::open(&store, topic).map_err(failed)?;
     let stored = stored.ok_or_else(|| {
-        let mut names = StoredTopic::names(&store);
-        let more = names.len().saturating_sub(LISTED);
-        names.truncate(LISTED);
-        let more = if more > 0 { format!(", and {more} more") } else { String::new() };
-        let has = if names.is_empty() { "none".into() } else { names.join(", ") };
-        failed(format!("store {id} has no topic {topic}. It has {has}{more}"))
+        let names = StoredTopic::names(&store);
+        let has = if names.is_empty() { "none".into() } else { output::listed(names) };
+        failed(format!("store {id} has no topic {topic}. It has {has}"))
     })?;
     let mut configs = stored.configs.clone();
     let retention: BTreeMap<_, _> =
         RETENTION.iter().filter_map(|key| configs.remove_entry(*key)).collect();
     configs.extend(RETENTION.map(|key| (key.to_owned(), "-1".to_owned())));
-    let offsets: Vec<_> = (0..stored.partitions()).map(|index| stored.offsets(index)).collect();
-    let of = (0..).zip(&offsets);
-    let mut partitions: Vec<PartitionView> = of
-        .map(|(partition, offsets)| PartitionView {
-            partition,
-            start: offsets.start,
-            end: offsets.end,
-            uploaded_end: stored.end(usize::try_from(partition).unwrap_or_default()),
-            from: 0,
-            records: 0,
+    let mut partitions: Vec<PartitionView> = (0..stored.partitions())
+        .map(|partition| {
+            let Range { start, end } = stored.offsets(partition);
+            let uploaded_end = stored.end(partition);
+            PartitionView { partition, start, end, uploaded_end, from: 0, records: 0 }
         })
         .collect();
     let source = format!("store {id}, topic {}", stored.id);
     let mut is_new = false;
     if !args.dry_run {
-        let access = args.command_config.as_deref().map(Access::read).transpose();
-        let access = access.map_err(Failure::Usage)?.unwrap_or_default();
+        let access = Access::of(args.command_config.as_deref()).map_err(Failure::Usage)?;
         let count = stored.partitions();
         let (import, created) =
             Import::begin(&args.bootstrap, &access, name, &source, count, configs)?;
@@ -146,8 +136,8 @@ async fn copy(
     let total = (0..stored.partitions()).map(|index| stored.size_bytes(index)).sum();
     let mut done = 0;
     for view in &mut *partitions {
-        let index = view.partition.unsigned_abs() as usize;
-        view.from = import.next(view.partition);
+        let index = view.partition;
+        view.from = import.next(index);
         if view.from > view.end {
             let PartitionView { from, end, .. } = view;
             return Err(format!(
@@ -161,14 +151,14 @@ async fn copy(
             let part = part.map_err(|error| format!("partition {index} of {topic}: {error}"))?;
             for batch in part.batches {
                 done += batch.len() as u64;
-                import.append(view.partition, batch)?;
+                import.append(index, batch)?;
             }
             view.records += part.records;
             next = part.next;
             progress(done.min(total), total);
         }
     }
-    let starts: Vec<_> = partitions.iter().map(|view| (view.partition, view.start)).collect();
+    let starts: Vec<u64> = partitions.iter().map(|view| view.start).collect();
     import.finish(&starts)
 }
 

@@ -9,7 +9,7 @@ use crate::admin::Health;
 use crate::catalog;
 use crate::config::{ReadOnly, ServeConfig, limits};
 use crate::objects;
-use crate::output::Failure;
+use crate::output::{self, Failure};
 use crate::storage::{stream_options, wait_unless_permanent};
 
 /// Opens the store that the configuration chooses. Waits while the object store does not answer.
@@ -41,7 +41,10 @@ pub(super) async fn open(
             let others = list_stores(&*objects).await.unwrap_or_default();
             let others = match others.is_empty() {
                 true => String::new(),
-                false => format!(". It has those of {}", catalog::listed(&others)),
+                false => format!(
+                    ". It has those of {}",
+                    output::listed(others.iter().map(Uuid::to_string).collect())
+                ),
             };
             return Err(failed(format!("{error}{others}")));
         }

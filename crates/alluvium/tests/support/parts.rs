@@ -1,6 +1,6 @@
 //! Data directory, write-ahead log and object store of a server.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Server, text};
@@ -29,4 +29,10 @@ impl Parts {
         let arguments = ["--wal-capacity", "64MiB", "--wal", text(&wal), "--object-store", &url];
         Server::command(&self.path(data), &[&arguments, more].concat())
     }
+}
+
+/// Copies a file or a directory.
+pub fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-r").arg(from).arg(to).status().expect("cp runs");
+    assert!(copied.success());
 }

@@ -206,11 +206,12 @@ async fn write_marker(
     }
     cx.check_writable()?;
     check_not_internal(topic)?;
-    if cx.server.topics.by_name(topic)?.rules.append.is_import {
+    let topic = cx.server.topics.by_name(topic)?;
+    if topic.rules.append.is_import {
         // A marker would take an offset of the import.
-        return Err(ApiError::PolicyViolation("the topic is being imported".into()));
+        return Err(ApiError::Importing);
     }
-    let partition = find(cx, topic, index)?;
+    let partition = topic.partition(index).ok_or(ApiError::UnknownTopicOrPartition)?;
     let outcome = if marker.transaction_result { Outcome::Commit } else { Outcome::Abort };
     let (producer_id, epoch) = (marker.producer_id.0, marker.producer_epoch);
     loop {

@@ -69,7 +69,7 @@ pub(super) async fn add_partitions(
             match &known {
                 // A marker would take an offset of the import.
                 Ok(known) if known.rules.append.is_import => {
-                    let refused = ResponseError::PolicyViolation.code();
+                    let refused = ApiError::Importing.code();
                     missing.insert((topic.name.clone(), *index), refused);
                 }
                 Ok(known) if known.partition(*index).is_some() => found.push((known.id, *index)),

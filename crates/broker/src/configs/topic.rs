@@ -5,8 +5,8 @@ use super::{Allowed, ConfigType, Overrides, Setting};
 use crate::batch::Codec;
 use crate::errors::ApiError;
 
-/// Not one of Kafka's.
-pub(crate) const IMPORT: &str = "alluvium.import";
+/// The setting of a topic that is imported. Kafka does not have it.
+pub const IMPORT: &str = "alluvium.import";
 const CLEANUP_POLICY: &str = "cleanup.policy";
 const DELETE_RETENTION_MS: &str = "delete.retention.ms";
 const MIN_DIRTY_RATIO: &str = "min.cleanable.dirty.ratio";
@@ -217,12 +217,10 @@ pub(crate) fn check(overrides: &Overrides) -> Result<Overrides, ApiError> {
 /// # Errors
 /// [`ApiError::InvalidConfig`].
 pub(crate) fn check_import(before: &Overrides, after: &Overrides) -> Result<(), ApiError> {
-    match after
-        .get(IMPORT)
-        .is_none_or(|value| value.is_empty() || before.get(IMPORT) == Some(value))
-    {
-        true => Ok(()),
-        false => Err(ApiError::InvalidConfig(format!(
+    let is_new = |value: &String| !value.is_empty() && before.get(IMPORT) != Some(value);
+    match after.get(IMPORT).is_some_and(is_new) {
+        false => Ok(()),
+        true => Err(ApiError::InvalidConfig(format!(
             "{IMPORT} can be set only when a topic is created"
         ))),
     }

@@ -149,7 +149,7 @@ impl Cleaner {
         while base < to {
             let count = (to - base).min(batch::MOST_OFFSETS);
             out.push(match open.take() {
-                Some(open) => assemble(base, count, self.leader_epoch, open),
+                Some(open) => assemble(base, count, self.leader_epoch, &open),
                 None => {
                     let bytes = batch::without_records(base, count, self.leader_epoch);
                     batch_of(base, count, -1, bytes)
@@ -188,19 +188,7 @@ impl Rewrite for Cleaner {
 }
 
 /// Assembles a batch of `count` offsets with these records.
-fn assemble(base: u64, count: u64, leader_epoch: i32, open: Open) -> Batch {
-    let compressed = records::compress_all(open.codec, &open.records);
-    let (codec, records) = match compressed {
-        Ok(compressed) => (open.codec, compressed),
-        Err(error) => {
-            tracing::warn!(
-                %error,
-                codec = ?open.codec,
-                "compression failed; records are stored uncompressed"
-            );
-            (Codec::None, open.records)
-        }
-    };
+fn assemble(base: u64, count: u64, leader_epoch: i32, open: &Open) -> Batch {
     let (is_log_append_time, max_timestamp_ms) = match open.times {
         Times::OfAppend(time_ms) => (true, time_ms),
         Times::OfRecords => (false, open.max_timestamp_ms),
@@ -208,13 +196,13 @@ fn assemble(base: u64, count: u64, leader_epoch: i32, open: Open) -> Batch {
     let header = Assembled {
         base_offset: base,
         last_offset_delta: i32::try_from(count - 1).expect("at most 2^31 offsets"),
-        codec,
+        codec: open.codec,
         is_log_append_time,
         base_timestamp_ms: open.base_timestamp_ms,
         max_timestamp_ms,
         record_count: open.count,
     };
-    let mut bytes = header.batch(&records);
+    let mut bytes = records::assemble(header, &open.records);
     batch::set_base(&mut bytes, base, leader_epoch);
     batch_of(base, count, max_timestamp_ms, bytes)
 }

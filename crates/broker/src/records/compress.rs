@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use super::decompress::{SnappyBlocks, decompress};
 use super::{bad, invalid};
-use crate::batch::{self, BatchHeader, Codec, HEADER_BYTES};
+use crate::batch::{self, Assembled, BatchHeader, Codec, HEADER_BYTES};
 use crate::errors::ApiError;
 
 /// The last level at which zstd's window is no larger than a usual batch. Level 22 uses tables of
@@ -102,7 +102,7 @@ fn compress(
 ///
 /// # Errors
 /// The codec fails, which is not expected.
-pub(crate) fn compress_all(codec: Codec, mut records: &[u8]) -> io::Result<Vec<u8>> {
+fn compress_all(codec: Codec, mut records: &[u8]) -> io::Result<Vec<u8>> {
     let level = match codec {
         Codec::Gzip => -1,
         Codec::Lz4 => 9,
@@ -111,6 +111,22 @@ pub(crate) fn compress_all(codec: Codec, mut records: &[u8]) -> io::Result<Vec<u
     let mut out = Bounded { bytes: Vec::new(), max_bytes: usize::MAX };
     compress(&mut records, codec, level, &mut out)?;
     Ok(out.bytes)
+}
+
+/// Compresses records with the header's codec, and returns the batch.
+pub(crate) fn assemble(mut header: Assembled, records: &[u8]) -> Vec<u8> {
+    match compress_all(header.codec, records) {
+        Ok(compressed) => header.batch(&compressed),
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                codec = ?header.codec,
+                "compression failed; records are stored uncompressed"
+            );
+            header.codec = Codec::None;
+            header.batch(records)
+        }
+    }
 }
 
 /// A byte buffer with a limit.

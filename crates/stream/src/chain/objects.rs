@@ -92,6 +92,11 @@ impl Chain {
         Self { store, id, prefix, sequence, max_body_bytes: MAX_BODY_BYTES, bandwidth }
     }
 
+    /// Returns the first and the longest delay between two attempts of a request.
+    pub(crate) fn retry(&self) -> (Duration, Duration) {
+        self.sequence.retry()
+    }
+
     /// Returns the name of the first object: a fence, which is never deleted.
     pub(crate) fn first_name(&self) -> String {
         self.sequence.name(1)

@@ -57,7 +57,7 @@ pub struct Rewritten {
 }
 
 impl Stream {
-    /// Returns the parts in objects that end behind `from`, in order.
+    /// Returns the parts in objects that end after `from`, in order.
     pub fn stored_parts(&self, from: StreamOffset) -> Vec<StoredPart> {
         let mut parts: Vec<StoredPart> = Vec::new();
         loop {

@@ -78,7 +78,7 @@ async fn write(shared: &Shared) -> Result<bool, StoreError> {
 }
 
 /// Returns the stream's next offset, if the log may need it: a batch that is not uploaded was
-/// appended at or behind `from`, or the stream ends with lost offsets, which no batch shows.
+/// appended at or after `from`, or the stream ends with lost offsets, which no batch shows.
 fn end_since(stream: &StreamState, from: LogOffset) -> Option<End> {
     let tail = stream.tail.lock();
     let since = tail.log_end() > from || tail.ends_with_gap();

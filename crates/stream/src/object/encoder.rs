@@ -30,7 +30,7 @@ pub(crate) struct Encoder {
     /// The block being filled. Until it is sealed, its length and checksum cover only `pieces`.
     open: Option<Block>,
     pieces: Vec<Bytes>,
-    /// Bytes of the block behind `pieces`, with spare capacity for more.
+    /// Bytes of the block after `pieces`, with spare capacity for more.
     copied: BytesMut,
     index: Vec<Block>,
     /// Id, kind and label of each stream so far.

@@ -128,7 +128,9 @@ impl Reader<'_> {
                 Ok(blocks) => blocks,
                 Err(error) if error.is_loss() => {
                     folded.damaged.push(error);
-                    damaged.push(range.start.max(offsets.start)..range.end);
+                    let lost = range.start.max(offsets.start)..range.end;
+                    folded.lost.push((id, lost.clone()));
+                    damaged.push(lost);
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -138,7 +140,6 @@ impl Reader<'_> {
             for block in blocks[first..].iter().take_while(|block| block.stream == id) {
                 match self.batches(range.object, block).await {
                     Ok(mut batches) => {
-                        folded.lost.extend(damaged.iter().map(|range| (id, range.clone())));
                         let filled = stream.pass(block.start, damaged.drain(..)).await?;
                         folded.filled.extend(filled);
                         batches.retain(|batch| batch.base >= stream.at);
@@ -146,7 +147,9 @@ impl Reader<'_> {
                     }
                     Err(error) if error.is_loss() => {
                         folded.damaged.push(error);
-                        damaged.push(block.start.max(stream.at)..block.end);
+                        let lost = block.start.max(stream.at)..block.end;
+                        folded.lost.push((id, lost.clone()));
+                        damaged.push(lost);
                     }
                     Err(error) => return Err(error),
                 }
@@ -156,7 +159,6 @@ impl Reader<'_> {
             }
         }
         // The last block may be one that cannot be read.
-        folded.lost.extend(damaged.iter().map(|range| (id, range.clone())));
         folded.filled.extend(stream.pass(offsets.end, damaged.drain(..)).await?);
         if stream.at < offsets.end {
             stream.fold(offsets.end, Vec::new()).await?;

@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::ObjectStore;
 use uuid::Uuid;
@@ -71,26 +72,15 @@ struct Run {
 fn objects_of(mut filled: Vec<(StreamId, Batch)>) -> Vec<Vec<Run>> {
     filled.sort_by_key(|(stream, batch)| (*stream, batch.base));
     let mut objects: Vec<Vec<Run>> = Vec::new();
-    let (mut last, mut number): (Option<(StreamId, StreamOffset)>, usize) = (None, 0);
-    for (stream, batch) in filled {
-        let end = (stream, batch.end());
-        match last {
-            Some(last) if last == (stream, batch.base) => {
-                let run = objects[number].last_mut().expect("it has the batch before");
-                run.batches.push(batch);
+    for of_stream in filled.chunk_by(|(one, _), (next, _)| one == next) {
+        let runs = of_stream.chunk_by(|(_, batch), (_, next)| batch.end() == next.base);
+        for (number, run) in runs.enumerate() {
+            if objects.len() == number {
+                objects.push(Vec::new());
             }
-            _ => {
-                number = match last {
-                    Some((before, _)) if before == stream => number + 1,
-                    _ => 0,
-                };
-                if objects.len() == number {
-                    objects.push(Vec::new());
-                }
-                objects[number].push(Run { stream, batches: vec![batch] });
-            }
+            let batches = run.iter().map(|(_, batch)| batch.clone()).collect();
+            objects[number].push(Run { stream: run[0].0, batches });
         }
-        last = Some(end);
     }
     objects
 }
@@ -106,7 +96,7 @@ fn is_in_range(stream: &ChainStream, offset: StreamOffset) -> bool {
 /// the greatest number of an object.
 pub(super) async fn write(
     objects: &Arc<dyn ObjectStore>,
-    retry: (std::time::Duration, std::time::Duration),
+    retry: (Duration, Duration),
     state: &mut ChainState,
     last: ObjectId,
     mut filled: Vec<(StreamId, Batch)>,

@@ -13,8 +13,9 @@ use std::time::Duration;
 use alluvium_device::sim::{Random, SimDisk, SimOptions, Stepper};
 use alluvium_stream::chain::{Chain, ChainState};
 use alluvium_stream::{
-    AppendError, Batch, Change, Fold, KIND_LOG, NewBatch, Opened, Options, Reason, Recovery, Store,
-    StoreError, Stream, StreamEpoch, StreamId, StreamOffset, StreamWriter, locate,
+    AppendError, Batch, Change, Fold, KIND_LOG, NewBatch, Opened, Options, Reason, Rebuild,
+    RebuildError, Recovery, Store, StoreError, Stream, StreamEpoch, StreamId, StreamOffset,
+    StreamWriter, locate,
 };
 use alluvium_wal::{FormatOptions, HeaderInfo, Wal};
 use bytes::Bytes;
@@ -23,6 +24,7 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::task::JoinHandle;
+use uuid::Uuid;
 
 pub use objects::{CatalogMode, Objects, is_catalog};
 
@@ -116,6 +118,23 @@ impl World {
         all.retain(|(location, _)| !is_catalog(location));
         all.extend_from_slice(by);
         std::mem::replace(&mut self.objects, Arc::new(in_memory(&all).await))
+    }
+
+    /// Returns the object store.
+    pub fn store(&self) -> Arc<dyn ObjectStore> {
+        self.objects.clone()
+    }
+
+    /// Rebuilds a store from its objects, with the log or without it.
+    pub async fn rebuild_from_objects(
+        &self,
+        store: Uuid,
+        has_log: bool,
+        fold: Arc<dyn Fold>,
+    ) -> Result<Rebuild, RebuildError> {
+        let log = has_log.then(|| self.disk.device());
+        let options = Options::default();
+        Rebuild::from_objects(&self.store(), store, log, &fold, &options, &|_, _, _| ()).await
     }
 
     /// Replaces the disk by a new, formatted one.

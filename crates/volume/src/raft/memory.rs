@@ -30,7 +30,7 @@ struct Snapshots {
 }
 
 impl MemoryLog {
-    /// A log whose entries begin behind `base`.
+    /// A log whose entries begin after `base`.
     pub(crate) fn new(
         base: Position,
         hard_state: HardState,

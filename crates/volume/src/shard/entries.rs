@@ -104,7 +104,7 @@ impl EntryCache {
     }
 }
 
-/// A record with entries behind `before`, and a hard state.
+/// A record with entries after `before`, and a hard state.
 pub(super) fn encode<'a>(
     group: GroupId,
     peer: PeerId,

@@ -450,7 +450,7 @@ impl Replica {
         self.raft.on_persist_ready(ready);
     }
 
-    /// A record with entries behind `before`, and a hard state.
+    /// A record with entries after `before`, and a hard state.
     pub(super) fn record(
         &mut self,
         state: HardState,

@@ -162,7 +162,7 @@ impl Store {
         }
     }
 
-    /// The next chunk of a volume, at or behind `from`, in which the replica may have blocks.
+    /// The next chunk of a volume, at or after `from`, in which the replica may have blocks.
     pub fn next_chunk_of(
         &self,
         group: GroupId,

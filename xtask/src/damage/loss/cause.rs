@@ -125,7 +125,7 @@ impl fmt::Display for Lost {
             Self::Object => "an object",
             Self::IndexPage => "a page of an index",
             Self::ObjectDirectory => "the directory of an object",
-            Self::AcceptedObject => "an object, which is accepted",
+            Self::AcceptedObject => "an object whose loss is accepted",
             Self::Chain => "the chain",
             Self::ChainAndWal => "the chain and the log",
             Self::ObjectAndDelta => "an object and the newest delta",

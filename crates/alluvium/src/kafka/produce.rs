@@ -1,0 +1,39 @@
+//! Requests to Produce, each with one batch.
+
+use bytes::Bytes;
+use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kafka_protocol::messages::{ProduceRequest, ProduceResponse, TopicName};
+use kafka_protocol::protocol::StrBytes;
+
+use super::{SERVER_TIMEOUT_MS, refusal};
+
+/// The last version that names topics by name.
+pub(crate) const NEWEST: i16 = 12;
+
+/// Returns a request whose answer means that the batch is durable.
+pub(crate) fn request(topic: &str, partition: i32, batch: Bytes) -> ProduceRequest {
+    let data = PartitionProduceData::default().with_index(partition).with_records(Some(batch));
+    let topic = TopicProduceData::default()
+        .with_name(TopicName(StrBytes::from_string(topic.to_owned())))
+        .with_partition_data(vec![data]);
+    ProduceRequest::default()
+        .with_acks(-1)
+        .with_timeout_ms(SERVER_TIMEOUT_MS)
+        .with_topic_data(vec![topic])
+}
+
+/// Checks that the batch was accepted.
+///
+/// # Errors
+/// It was refused.
+pub(crate) fn check(answer: &ProduceResponse) -> Result<(), String> {
+    for topic in &answer.responses {
+        for partition in &topic.partition_responses {
+            if let Some(reason) = refusal(partition.error_code, partition.error_message.as_ref()) {
+                let (name, index) = (topic.name.0.as_str(), partition.index);
+                return Err(format!("topic {name}, partition {index}: {reason}"));
+            }
+        }
+    }
+    Ok(())
+}
