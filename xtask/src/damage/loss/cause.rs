@@ -106,6 +106,10 @@ impl Lost {
         !matches!(self, Self::Wal | Self::WalAndData | Self::ChainAndWal)
     }
 
+    pub(super) fn has_whole_chain(self) -> bool {
+        matches!(self, Self::Chain | Self::ChainAndWal | Self::ObjectAndChain)
+    }
+
     /// Whether a data object is damaged and nothing else, so that the server starts.
     pub(super) fn is_of_objects(self) -> bool {
         matches!(self, Self::Object | Self::IndexPage | Self::ObjectDirectory)
@@ -153,6 +157,8 @@ pub(super) struct Done {
     pub(super) numbers: BTreeSet<u64>,
     /// The data object that is damaged.
     pub(super) object: Option<DamagedObject>,
+    /// What the damaged record of the log has.
+    pub(super) record: Option<Extent>,
 }
 
 /// A data object that is damaged.
@@ -276,6 +282,7 @@ fn flip_record(site: &Site, rng: &mut Rng, done: &mut Done) -> Result<(), Error>
     let at = at + rng.below(len);
     flip(&OpenOptions::new().read(true).write(true).open(site.wal())?, at, rng)?;
     done.descriptions.push(format!("the log: byte {at}, {:?}", record.extent));
+    done.record = Some(record.extent);
     Ok(())
 }
 

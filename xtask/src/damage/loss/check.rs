@@ -18,8 +18,12 @@ pub(super) struct Facts<'a> {
     pub(super) may: &'a [(Partition, Range<i64>)],
     /// What was in an object that does not exist any more.
     pub(super) gone: &'a [(Partition, Range<i64>)],
-    /// Partitions that are kept without a name.
+    /// What was in a damaged record of the log.
+    pub(super) damaged_log: &'a [(Partition, Range<i64>)],
+    /// Partitions whose records are kept without a name. A partition with the name may be there
+    /// too, without records: the topic has further ones.
     pub(super) unnamed: &'a [Partition],
+    /// The whole chain is lost.
     pub(super) is_chain_lost: bool,
     /// The newest object of the chain when the server ended, and those that are lost.
     pub(super) head: u64,
@@ -160,14 +164,17 @@ fn records(facts: &Facts<'_>, partition: &Partition, contents: &Contents, found:
     }
 }
 
-/// Whether a record was in an object that is lost together with the whole chain, and nothing shows
-/// it: what precedes the first record that is left may have been deleted, and what follows the last
-/// one is stated as skipped.
+/// Whether a record is missing, and nothing shows that it was there: it is kept in a stream without
+/// a name; or it was in an object that is lost together with the whole chain (what precedes the
+/// first record that is left may have been deleted, and what follows the last one is stated as
+/// skipped); or it was the last one of its partition in a damaged log, which is stated as skipped.
 fn is_unknown(facts: &Facts<'_>, partition: &Partition, view: &View, offset: i64) -> bool {
-    let skipped = facts.stated.skipped.get(partition).into_iter().flatten();
-    let is_outside = view.records.range(..offset).next().is_none()
-        || skipped.into_iter().any(|range| range.contains(&offset));
-    facts.is_chain_lost && has(facts.gone, partition, offset) && is_outside
+    let mut skipped = facts.stated.skipped.get(partition).into_iter().flatten();
+    let is_skipped = skipped.any(|range| range.contains(&offset));
+    let is_outside = is_skipped || view.records.range(..offset).next().is_none();
+    facts.unnamed.contains(partition)
+        || facts.is_chain_lost && has(facts.gone, partition, offset) && is_outside
+        || has(facts.damaged_log, partition, offset) && is_skipped
 }
 
 /// Whether an offset is stated as lost. What was written after the loss is not.
@@ -198,6 +205,8 @@ struct Left {
     is_whole: bool,
     /// One of its partitions has lost records before its end: a marker may have been among them.
     has_hole: bool,
+    /// A partition with a commit marker of it hides it.
+    is_contradicted: bool,
 }
 
 /// Checks that exactly the committed transactions among what is left are visible.
@@ -251,21 +260,28 @@ fn transactions(facts: &Facts<'_>, differences: &mut Vec<String>) {
             };
             let next = records.range(offset + 1..).find(|(_, record)| is_next(record));
             let range = *offset..next.map_or(i64::MAX, |(at, _)| *at);
-            left.is_proven |= contents.all.endings.iter().any(|ending| {
+            let is_marked = contents.all.endings.iter().any(|ending| {
                 ending.is_commit
                     && ending.producer_id == producer_id
                     && range.contains(&ending.offset)
                     && !is_lost(facts, partition, ending.offset)
             });
+            left.is_proven |= is_marked;
+            left.is_contradicted |= is_marked && !is_shown;
         }
     }
     for (txn, left) in all {
         // Decisions of the state of transactions may be lost. A marker of another partition then
         // decides only if it is there (docs/transactions.md, "Limits").
         let may_be_undecided = facts.stated.state && left.has_hole;
+        // So does a decision whose markers were being written when the server ended.
+        let may_be_unmarked = facts.is_chain_lost
+            && facts.stated.state
+            && !left.is_contradicted
+            && is_last_of_producer(facts, txn);
         let name = format!("transaction {txn} of producer {}", model.transactions[txn].producer_id);
         if let (Some((shown, at)), Some((hidden, hidden_at))) = (&left.shown, &left.hidden) {
-            if !may_be_undecided {
+            if !may_be_undecided && !may_be_unmarked {
                 differences.push(format!(
                     "{name} is visible in part: offset {at} of {shown} is, and {hidden_at} of \
                      {hidden} is not"
@@ -299,6 +315,20 @@ fn transactions(facts: &Facts<'_>, differences: &mut Vec<String>) {
             _ => {}
         }
     }
+}
+
+/// Whether a transaction was the last one of its producer before the loss: the markers of others
+/// were complete when the next one began.
+fn is_last_of_producer(facts: &Facts<'_>, txn: usize) -> bool {
+    let (journal, model) = (facts.journal, &facts.journal.model);
+    let producer_id = model.transactions[txn].producer_id;
+    let is_later = |record: &Record| {
+        record.txn.is_some_and(|it| it > txn && model.transactions[it].producer_id == producer_id)
+    };
+    !model.partitions().iter().any(|partition| {
+        let mut records = model.log(partition).records.iter();
+        records.any(|(at, record)| is_later(record) && !journal.is_new(partition, *at))
+    })
 }
 
 /// Whether a transaction that may be open has a record from the last stable offset up to this one.

@@ -10,6 +10,9 @@ struct Setup {
     journal: Journal,
     observed: Observed,
     stated: Stated,
+    damaged_log: Vec<(Partition, Range<i64>)>,
+    unnamed: Vec<Partition>,
+    is_chain_lost: bool,
 }
 
 fn at(index: i32) -> Partition {
@@ -61,7 +64,14 @@ impl Setup {
         observed.partitions.insert(at(1), contents);
         observed.groups.insert("g".into(), vec![(at(0), 2)]);
         journal.note_loss();
-        Self { journal, observed, stated: Stated::default() }
+        Self {
+            journal,
+            observed,
+            stated: Stated::default(),
+            damaged_log: Vec::new(),
+            unnamed: Vec::new(),
+            is_chain_lost: false,
+        }
     }
 
     fn contents(&mut self, index: i32) -> &mut Contents {
@@ -85,8 +95,9 @@ impl Setup {
             must: &[],
             may: &[],
             gone: &[],
-            unnamed: &[],
-            is_chain_lost: false,
+            damaged_log: &self.damaged_log,
+            unnamed: &self.unnamed,
+            is_chain_lost: self.is_chain_lost,
             head: 9,
             numbers: &BTreeSet::new(),
         })
@@ -114,6 +125,24 @@ fn exactly_the_stated_records_must_be_missing() {
     let mut setup = Setup::new();
     setup.stated.ranges.entry(at(0)).or_default().push(1..2);
     setup.finds("stated as lost, and can be read");
+}
+
+#[test]
+fn what_nothing_shows_is_stated_as_skipped_or_kept_without_a_name() {
+    let mut setup = Setup::new();
+    setup.lose(0, 0, false);
+    setup.unnamed.push(at(1));
+    setup.finds("missing, and not stated as lost");
+    setup.unnamed.push(at(0));
+    assert_eq!(setup.differences(), [""; 0]);
+    let mut setup = Setup::new();
+    setup.lose(0, 0, false);
+    setup.damaged_log.push((at(0), 0..1));
+    setup.finds("missing, and not stated as lost");
+    setup.stated.skipped.entry(at(0)).or_default().push(0..9);
+    assert_eq!(setup.differences(), [""; 0]);
+    setup.damaged_log.clear();
+    setup.finds("missing, and not stated as lost");
 }
 
 #[test]
@@ -165,6 +194,22 @@ fn a_transaction_is_hidden_in_part_only_as_stated() {
     assert_eq!(setup.differences(), [""; 0]);
     setup.stated.aborted.insert(at(1), vec![(7, 1..2)]);
     setup.finds("is stated as one of an aborted transaction, and is visible");
+}
+
+#[test]
+fn markers_that_were_not_written_need_a_decision_that_is_not_lost() {
+    let mut setup = Setup::new();
+    setup.journal.model.transactions[1].producer_id = 8;
+    setup.contents(1).committed.records.remove(&1);
+    setup.finds("visible in part");
+    (setup.stated.state, setup.is_chain_lost) = (true, true);
+    assert_eq!(setup.differences(), [""; 0]);
+    let marker = Ending { offset: 3, producer_id: 7, is_commit: true };
+    setup.contents(1).all.endings.push(marker);
+    setup.finds("visible in part");
+    setup.contents(1).all.endings.clear();
+    setup.journal.model.transactions[1].producer_id = 7;
+    setup.finds("visible in part");
 }
 
 #[test]

@@ -141,6 +141,8 @@ impl Drill {
         let done = apply(self.lost, self.how, &mut self.site, &mut self.rng)?;
         self.outcomes.notes.extend(done.descriptions.iter().cloned());
         let mut damaged = Damaged::of(&done, &exported);
+        let damaged_log: Vec<_> =
+            done.record.iter().filter_map(|extent| exported.offsets(extent)).collect();
         if self.lost.is_of_objects() {
             self.verify(&done, &damaged, &exported)?;
         } else {
@@ -168,8 +170,9 @@ impl Drill {
                 must: &damaged.must,
                 may: &damaged.may,
                 gone: &damaged.gone,
+                damaged_log: &damaged_log,
                 unnamed: &unnamed,
-                is_chain_lost: self.lost == Lost::ObjectAndChain,
+                is_chain_lost: self.lost.has_whole_chain(),
                 head,
                 numbers: &done.numbers,
             });

@@ -180,6 +180,12 @@ impl Exported {
         found
     }
 
+    /// Returns the partition of an extent, and its offsets.
+    pub(super) fn offsets(&self, extent: &Extent) -> Option<(Partition, Range<i64>)> {
+        let partition = self.streams.get(&extent.stream)?;
+        Some((partition.clone(), extent.start as i64..extent.end as i64))
+    }
+
     /// Returns the partition of a stream.
     pub(super) fn partition(&self, stream: u64) -> Option<&Partition> {
         self.streams.get(&stream)
