@@ -50,7 +50,7 @@ use crate::units::Size;
 #[command(
     after_help = "Exit codes: 0 done, and nothing is lost; 1 refused or failed, nothing has \
                   changed unless the message says so; 2 wrong usage; 3 done, and records are or \
-                  may be lost."
+                  may be lost. A dry run exits with 0, whatever is lost."
 )]
 pub(crate) struct RebuildArgs {
     #[command(flatten)]
@@ -121,6 +121,14 @@ struct NotNeeded {
     lost: [(); 0],
 }
 
+/// The JSON of a rebuild that an earlier run has done.
+#[derive(Serialize)]
+struct AlreadyBound {
+    store: Uuid,
+    wal: Uuid,
+    already_bound: bool,
+}
+
 /// Rebuilds a store.
 ///
 /// # Errors
@@ -155,6 +163,19 @@ pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
         false => Restored::default(),
     };
     let mut report = Report::of(&rebuild, &restored);
+    if is_bound(args, &report)? {
+        // By an earlier run, which has printed what is lost.
+        if let Some(data_dir) = args.data_dir.as_ref().filter(|_| !args.dry_run) {
+            storage::write_wal_id(data_dir, report.lost_wal())?;
+        }
+        let (store, wal) = (report.store(), report.lost_wal());
+        return match args.json {
+            true => output::json(&AlreadyBound { store, wal, already_bound: true }),
+            false => output::line(format_args!(
+                "store {store} was already bound to write-ahead log {wal}: start the server with it"
+            )),
+        };
+    }
     let is_refused = !args.dry_run && !args.accept_loss && !report.clean;
     if args.dry_run || is_refused {
         report.show(args.json)?;
@@ -173,12 +194,13 @@ pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
         None => new_log(args, wal)?,
     };
     let objects = crate::objects::open(&args.catalog.url()?)?;
+    // Before the store is bound: afterwards the catalog does not show it any more.
+    report.set_wal(header.wal_id);
+    report.show(args.json)?;
     let bound = catalog::blocking(async {
         rebuild.bind(&objects, &header, args.node_id).await.map_err(Failure::new)
     })?;
     storage::write_wal_id(data_dir, header.wal_id)?;
-    report.set_wal(header.wal_id);
-    report.show(args.json)?;
     if !args.json {
         let was = if bound { "is" } else { "was already" };
         output::line(format_args!(
@@ -191,6 +213,21 @@ pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
     match report.clean || !bound {
         true => Ok(()),
         false => Err(Failure::Lost("records are or may be lost, as stated".into())),
+    }
+}
+
+/// Whether the store is bound to the log at `--wal` already. With `--from-objects` that is no
+/// reason to stop: it is the log of the server.
+fn is_bound(args: &RebuildArgs, report: &Report) -> Result<bool, Failure> {
+    let Some(path) = args.wal.as_ref().filter(|path| !args.from_objects && path.exists()) else {
+        return Ok(false);
+    };
+    let access = Access::ReadOnly;
+    let device = alluvium_device::open(path, &OpenOptions { access, ..OpenOptions::default() })?;
+    match Wal::inspect(&device) {
+        Ok(inspection) => Ok(report.lost_wal() == inspection.header.wal_id),
+        Err(OpenError::NotFormatted { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -290,6 +327,13 @@ fn used_log(
 /// Opens the new log, and formats it unless an earlier run has.
 fn new_log(args: &RebuildArgs, path: &Path) -> Result<HeaderInfo, Failure> {
     let capacity = args.wal_capacity.unwrap_or(limits::WAL_CAPACITY);
+    if !(limits::WAL_CAPACITY_MIN..=limits::WAL_CAPACITY_MAX).contains(&capacity) {
+        return Err(Failure::Usage(format!(
+            "--wal-capacity must be {} to {}, as that of a server",
+            limits::WAL_CAPACITY_MIN,
+            limits::WAL_CAPACITY_MAX
+        )));
+    }
     let options = OpenOptions {
         create_bytes: (!path.exists()).then_some(capacity.bytes),
         ..OpenOptions::default()

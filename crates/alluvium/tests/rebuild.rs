@@ -4,6 +4,7 @@ mod support;
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use rustix::process::Signal;
 use support::parts::Parts;
@@ -79,7 +80,26 @@ fn a_server_comes_back_without_its_log_and_states_what_is_lost() {
     contains(&refusal, &["nothing has changed", "--accept-loss"]);
     assert!(!parts.path("new").exists());
     let printed = ok(&["rebuild", "--object-store", &url, "--dry-run"]);
-    contains(&printed, &["3 offsets", "partition 0 of topic a"]);
+    contains(
+        &printed,
+        &["3 offsets", "partition 0 of topic a", "not known", "partition 0 of topic b"],
+    );
+
+    let small = parts.rebuild("new", &["--accept-loss"]);
+    let small: Vec<_> =
+        small.iter().map(|word| if word == "64MiB" { "1MiB" } else { word.as_str() }).collect();
+    contains(&refused(2, &small), &["--wal-capacity must be 64MiB"]);
+    assert!(!parts.path("new").exists());
+    // What cannot be stated is not done.
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_alluvium"));
+    command.args(parts.rebuild("new", &["--accept-loss"])).stdout(full);
+    let failed = command.output().unwrap();
+    assert_eq!(failed.status.code(), Some(1), "{}", stderr(&failed));
+    assert_eq!(
+        lost(&ok_json(&["rebuild", "--object-store", &url, "--dry-run", "--json"])),
+        lost(&dry)
+    );
 
     let rebuilt = run(&words(&parts.rebuild("new", &["--accept-loss", "--json"])));
     assert_eq!(rebuilt.status.code(), Some(3), "{}", stderr(&rebuilt));
@@ -88,6 +108,8 @@ fn a_server_comes_back_without_its_log_and_states_what_is_lost() {
     assert!(report["wal"].is_string());
     // It can be repeated.
     contains(&ok(&words(&parts.rebuild("new", &["--accept-loss"]))), &["was already bound"]);
+    let again = ok_json(&words(&parts.rebuild("new", &["--json"])));
+    assert_eq!((&again["already_bound"], &again["wal"]), (&true.into(), &report["wal"]));
 
     let server = parts.start("new", "200ms");
     contains(&server.log, &["offsets 1 to 3 of partition 0 of topic a are lost"]);
@@ -185,7 +207,10 @@ fn a_damaged_catalog_is_put_together_and_nothing_is_lost_if_the_log_is_there() {
     contains(&refusal, &["nothing has changed", "--accept-loss"]);
     let rebuilt = run(&words(&parts.rebuild("wal", &["--from-objects", "--accept-loss"])));
     assert_eq!(rebuilt.status.code(), Some(3), "{}", stderr(&rebuilt));
-    contains(&String::from_utf8(rebuilt.stdout).unwrap(), &["0 ranges of offsets are lost"]);
+    contains(
+        &String::from_utf8(rebuilt.stdout).unwrap(),
+        &["0 ranges of offsets are known to be lost"],
+    );
     let again = ok(&words(&parts.rebuild("wal", &["--from-objects"])));
     contains(&again, &["nothing is lost"]);
 

@@ -155,6 +155,11 @@ impl Report {
         self.store
     }
 
+    /// The log that the catalog names.
+    pub(super) fn lost_wal(&self) -> Uuid {
+        self.lost_wal
+    }
+
     pub(super) fn set_wal(&mut self, wal: Uuid) {
         self.wal = Some(wal);
     }
@@ -173,10 +178,17 @@ impl Report {
         ))?;
         if self.clean {
             return output::line(format_args!(
-                "the last server has stopped after everything was uploaded: nothing is lost"
+                "the last server has stopped after everything was uploaded: nothing is lost, if \
+                 this is not an older copy of the object store"
             ));
         }
         if let Some(found) = &self.from_objects {
+            if self.streams == 0 && self.objects == 0 {
+                output::line(
+                    "this object store has nothing of the store: everything that was uploaded is \
+                     lost. Check the URL, and that the directory is mounted",
+                )?;
+            }
             found.print(seconds)?;
         }
         if self.lost.is_empty() {
@@ -184,19 +196,20 @@ impl Report {
         }
         let mut table = Table::of_text(&["LOST FROM OFFSET", "AT LEAST", "CONTINUES AT", "OF"]);
         let mut known = 0u64;
-        for lost in self.lost.iter().filter(|lost| lost.known_end > lost.from) {
-            known += 1;
+        for lost in &self.lost {
             let records = lost.known_end - lost.from;
+            known += u64::from(records > 0);
             table.row(vec![
                 lost.from.to_string(),
-                counted(records, "offset", "offsets"),
+                match records {
+                    0 => "not known".into(),
+                    records => counted(records, "offset", "offsets"),
+                },
                 lost.resume.to_string(),
                 lost.name.clone(),
             ]);
         }
-        if known > 0 {
-            output::line(format_args!("\n{table}\n"))?;
-        }
+        output::line(format_args!("\n{table}\n"))?;
         output::line(format_args!(
             "{} with records that are known to be lost. Records that were appended later than \
              {seconds} s since the Unix epoch are lost in all of {}, and so are changes of topics, \
@@ -352,9 +365,9 @@ impl FromObjectsView {
             ))?;
         }
         output::line(format_args!(
-            "{} of offsets are lost; changes of topics, settings, users and committed offsets may \
-             be lost, too: those of the damaged part of the catalog, and those after {seconds} s \
-             since the Unix epoch that the log does not have",
+            "{} of offsets are known to be lost; changes of topics, settings, users and committed \
+             offsets may be lost, too: those of the damaged part of the catalog, and those after \
+             {seconds} s since the Unix epoch that the log does not have",
             counted(lost.len() as u64, "range", "ranges"),
         ))
     }
