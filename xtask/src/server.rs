@@ -18,6 +18,8 @@ use crate::rng::Rng;
 
 /// Preallocating a WAL and recovery take seconds; a slow machine under load may take longer.
 const START_LIMIT: Duration = Duration::from_secs(180);
+/// Interval of readings of the metrics while a condition is waited for.
+const POLL_EVERY: Duration = Duration::from_millis(20);
 /// A graceful stop uploads pending data and closes the WAL.
 const STOP_LIMIT: Duration = Duration::from_secs(120);
 
@@ -275,6 +277,32 @@ impl Server {
     /// Reads all metrics of the current process.
     pub(crate) fn metrics(&self) -> Result<Metrics, Error> {
         Metrics::read(&self.admin_address()?)
+    }
+
+    /// Polls the metrics until the condition holds.
+    ///
+    /// # Errors
+    /// It fails, or does not hold within `limit`.
+    pub(crate) fn until(
+        &self,
+        what: &str,
+        limit: Duration,
+        holds: impl Fn(&Metrics) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        let deadline = Instant::now() + limit;
+        loop {
+            // Right after a restart the log may still end with the previous address of the metrics.
+            if let Ok(metrics) = self.metrics()
+                && holds(&metrics)?
+            {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let seconds = limit.as_secs();
+                return Err(format!("not within {seconds} s: {what}{}", self.log_tail()).into());
+            }
+            thread::sleep(POLL_EVERY);
+        }
     }
 
     /// The address of the metrics. (The Kafka port opens a moment before the log line appears.)

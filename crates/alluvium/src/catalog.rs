@@ -148,7 +148,7 @@ pub(crate) fn only(url: &ObjectStoreUrl, stores: &[Uuid], none: &str) -> Result<
         _ => Err(Failure::Usage(format!(
             "object store {url}: it is used by several servers. Choose one with --store: {}. \
              `alluvium catalog list` shows more of them",
-            output::listed(stores.iter().map(Uuid::to_string).collect())
+            output::listed(stores)
         ))),
     }
 }

@@ -290,12 +290,7 @@ impl ServeConfig {
 
     fn check_bounds(&self) -> Result<(), ConfigError> {
         if let Some(capacity) = self.wal_capacity {
-            within("wal-capacity", capacity, l::WAL_CAPACITY_MIN, l::WAL_CAPACITY_MAX)?;
-            if !capacity.is_whole_pages() {
-                return Err(ConfigError(format!(
-                    "wal-capacity is {capacity}, which is not a multiple of 4KiB"
-                )));
-            }
+            check_wal_capacity(capacity)?;
         }
         within("log-cache", self.log_cache, l::LOG_CACHE_MIN, l::LOG_CACHE_MAX)?;
         within("block-cache", self.block_cache, l::BLOCK_CACHE_MIN, l::READ_MEMORY_MAX)?;
@@ -449,6 +444,20 @@ impl fmt::Display for ServeConfig {
             self.offsets_retention_check_interval,
         )
     }
+}
+
+/// Checks the capacity of a server's write-ahead log.
+///
+/// # Errors
+/// It is out of bounds, or not a multiple of 4 KiB.
+pub(crate) fn check_wal_capacity(capacity: Size) -> Result<(), ConfigError> {
+    within("wal-capacity", capacity, l::WAL_CAPACITY_MIN, l::WAL_CAPACITY_MAX)?;
+    if !capacity.is_whole_pages() {
+        return Err(ConfigError(format!(
+            "wal-capacity is {capacity}, which is not a multiple of 4KiB"
+        )));
+    }
+    Ok(())
 }
 
 fn within<T: PartialOrd + Copy + fmt::Display>(

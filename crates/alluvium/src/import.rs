@@ -18,9 +18,11 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 
 use crate::address::HostPort;
-use crate::kafka::{Access, Client, Receiving, SERVER_TIMEOUT_MS, Sending, produce, refusal};
+use crate::kafka::{
+    Access, Client, Receiving, SERVER_TIMEOUT_MS, Sending, produce, refusal, topic_name,
+};
 use crate::output::Failure;
-use crate::topic::{self, LATEST, TOPIC_RESOURCE, topic_name};
+use crate::topic::{self, LATEST, TOPIC_RESOURCE};
 
 /// Batches that are sent before the oldest one is acknowledged.
 const IN_FLIGHT: usize = 32;

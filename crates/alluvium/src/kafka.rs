@@ -16,7 +16,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::{
     ApiVersionsRequest, RequestHeader, ResponseHeader, SaslAuthenticateRequest,
-    SaslHandshakeRequest,
+    SaslHandshakeRequest, TopicName,
 };
 use kafka_protocol::protocol::{
     Decodable, Encodable, HeaderVersion, Request, StrBytes, VersionRange,
@@ -67,6 +67,11 @@ pub(crate) struct Receiving {
 pub(crate) struct ClientError {
     broker: String,
     reason: String,
+}
+
+/// Returns the name of a topic, as in requests.
+pub(crate) fn topic_name(name: &str) -> TopicName {
+    TopicName(StrBytes::from_string(name.to_owned()))
 }
 
 /// Describes a Kafka error code, with the server's message if there is one.

@@ -32,7 +32,8 @@ pub(crate) enum Failure {
 const LISTED: usize = 20;
 
 /// Lists names, for messages.
-pub(crate) fn listed(mut names: Vec<String>) -> String {
+pub(crate) fn listed<T: ToString>(names: &[T]) -> String {
+    let mut names: Vec<_> = names.iter().map(ToString::to_string).collect();
     names.sort();
     let more = names.len().saturating_sub(LISTED);
     names.truncate(LISTED);

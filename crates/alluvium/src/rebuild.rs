@@ -22,7 +22,7 @@ use self::report::Report;
 use crate::address::HostPort;
 use crate::admin::Health;
 use crate::catalog::{self, CatalogArgs};
-use crate::config::limits;
+use crate::config::{check_wal_capacity, limits};
 use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::storage::{self, lock_directory, open_device};
@@ -219,16 +219,9 @@ pub(crate) fn run(args: &RebuildArgs) -> Result<(), Failure> {
 /// Whether the store is bound to the log at `--wal` already. With `--from-objects` that is no
 /// reason to stop: it is the log of the server.
 fn is_bound(args: &RebuildArgs, report: &Report) -> Result<bool, Failure> {
-    let Some(path) = args.wal.as_ref().filter(|path| !args.from_objects && path.exists()) else {
-        return Ok(false);
-    };
-    let access = Access::ReadOnly;
-    let device = alluvium_device::open(path, &OpenOptions { access, ..OpenOptions::default() })?;
-    match Wal::inspect(&device) {
-        Ok(inspection) => Ok(report.lost_wal() == inspection.header.wal_id),
-        Err(OpenError::NotFormatted { .. }) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
+    let Some(path) = args.wal.as_ref().filter(|_| !args.from_objects) else { return Ok(false) };
+    let log = inspected(path, Access::ReadOnly)?;
+    Ok(log.is_some_and(|(_, header)| header.wal_id == report.lost_wal()))
 }
 
 /// Reads what is left of the store; `None` if nothing is lost.
@@ -312,14 +305,19 @@ fn used_log(
     args: &RebuildArgs,
     path: &Path,
 ) -> Result<Option<(SharedDevice, HeaderInfo)>, Failure> {
+    let access = if args.dry_run { Access::ReadOnly } else { Access::Exclusive };
+    Ok(inspected(path, access)?.filter(|(_, header)| header.epoch > 0))
+}
+
+/// Opens a log, if there is one.
+fn inspected(path: &Path, access: Access) -> Result<Option<(SharedDevice, HeaderInfo)>, Failure> {
     if !path.exists() {
         return Ok(None);
     }
-    let access = if args.dry_run { Access::ReadOnly } else { Access::Exclusive };
     let device = alluvium_device::open(path, &OpenOptions { access, ..OpenOptions::default() })?;
     match Wal::inspect(&device) {
-        Ok(inspection) if inspection.header.epoch > 0 => Ok(Some((device, inspection.header))),
-        Ok(_) | Err(OpenError::NotFormatted { .. }) => Ok(None),
+        Ok(inspection) => Ok(Some((device, inspection.header))),
+        Err(OpenError::NotFormatted { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -327,13 +325,7 @@ fn used_log(
 /// Opens the new log, and formats it unless an earlier run has.
 fn new_log(args: &RebuildArgs, path: &Path) -> Result<HeaderInfo, Failure> {
     let capacity = args.wal_capacity.unwrap_or(limits::WAL_CAPACITY);
-    if !(limits::WAL_CAPACITY_MIN..=limits::WAL_CAPACITY_MAX).contains(&capacity) {
-        return Err(Failure::Usage(format!(
-            "--wal-capacity must be {} to {}, as that of a server",
-            limits::WAL_CAPACITY_MIN,
-            limits::WAL_CAPACITY_MAX
-        )));
-    }
+    check_wal_capacity(capacity).map_err(|error| Failure::Usage(error.to_string()))?;
     let options = OpenOptions {
         create_bytes: (!path.exists()).then_some(capacity.bytes),
         ..OpenOptions::default()

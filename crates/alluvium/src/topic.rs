@@ -14,13 +14,13 @@ use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
 use kafka_protocol::messages::{
     BrokerId, CreateTopicsRequest, DeleteTopicsRequest, DescribeConfigsRequest, ListOffsetsRequest,
-    MetadataRequest, MetadataResponse, TopicName,
+    MetadataRequest, MetadataResponse,
 };
 use kafka_protocol::protocol::StrBytes;
 use serde::Serialize;
 
 use crate::address::HostPort;
-use crate::kafka::{Access, Client, SERVER_TIMEOUT_MS, refusal};
+use crate::kafka::{Access, Client, SERVER_TIMEOUT_MS, refusal, topic_name};
 use crate::output::{self, Failure, Table};
 use crate::units::counted;
 
@@ -115,10 +115,6 @@ pub(crate) fn run(command: TopicCommand) -> Result<(), Failure> {
         TopicCommand::Describe { names, common } => describe(&names, &common),
         TopicCommand::Delete { names, common } => delete(&names, &common),
     }
-}
-
-pub(crate) fn topic_name(name: &str) -> TopicName {
-    TopicName(StrBytes::from_string(name.to_string()))
 }
 
 #[derive(Serialize)]

@@ -4,12 +4,11 @@ mod support;
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 
 use rustix::process::Signal;
 use support::parts::Parts;
 use support::produce::{consume, produce};
-use support::{Server, contains, ok, ok_json, refused, run, stderr, text, until};
+use support::{Server, alluvium, contains, ok, ok_json, refused, run, stderr, text, until};
 
 impl Parts {
     fn start(&self, wal: &str, interval: &str) -> Server {
@@ -88,13 +87,13 @@ fn a_server_comes_back_without_its_log_and_states_what_is_lost() {
     let small = parts.rebuild("new", &["--accept-loss"]);
     let small: Vec<_> =
         small.iter().map(|word| if word == "64MiB" { "1MiB" } else { word.as_str() }).collect();
-    contains(&refused(2, &small), &["--wal-capacity must be 64MiB"]);
+    contains(&refused(2, &small), &["wal-capacity is 1MiB, but must be 64MiB"]);
     assert!(!parts.path("new").exists());
     // What cannot be stated is not done.
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_alluvium"));
-    command.args(parts.rebuild("new", &["--accept-loss"])).stdout(full);
-    let failed = command.output().unwrap();
+    let mut command = alluvium();
+    let failed = command.args(parts.rebuild("new", &["--accept-loss"])).stdout(full).output();
+    let failed = failed.unwrap();
     assert_eq!(failed.status.code(), Some(1), "{}", stderr(&failed));
     assert_eq!(
         lost(&ok_json(&["rebuild", "--object-store", &url, "--dry-run", "--json"])),

@@ -166,7 +166,7 @@ impl ExistingJournal {
     pub(crate) fn lost_tail(&self, end: usize, unreadable: &Unreadable) -> u64 {
         let lost = match &self.frames {
             Some(frames) => frames.end().saturating_sub(end),
-            None => unreadable.bytes_behind(end),
+            None => unreadable.bytes_after(end),
         };
         lost as u64
     }

@@ -87,7 +87,7 @@ impl Unreadable {
     }
 
     /// Returns how many bytes after `end` cannot be read.
-    pub(crate) fn bytes_behind(&self, end: usize) -> usize {
+    pub(crate) fn bytes_after(&self, end: usize) -> usize {
         self.ranges
             .borrow()
             .iter()
@@ -198,12 +198,12 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_bytes_behind_the_end_are_counted() {
+    fn unreadable_bytes_after_the_end_are_counted() {
         let unreadable = Unreadable::default();
         for range in [10..20, 20..30, 50..60] {
             unreadable.add(range);
         }
-        let behind = [0, 25, 30, 55, 60].map(|end| unreadable.bytes_behind(end));
-        assert_eq!(behind, [30, 15, 10, 5, 0]);
+        let after = [0, 25, 30, 55, 60].map(|end| unreadable.bytes_after(end));
+        assert_eq!(after, [30, 15, 10, 5, 0]);
     }
 }

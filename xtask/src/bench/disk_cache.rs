@@ -6,8 +6,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 
@@ -40,7 +39,6 @@ const WAL_MEBIBYTES: u64 = 512;
 const LOG_CACHE_MEBIBYTES: u64 = 256;
 /// Opening takes milliseconds, and at most 16 MiB wait to be written.
 const LIMIT: Duration = Duration::from_secs(120);
-const POLL_EVERY: Duration = Duration::from_millis(20);
 const MEBIBYTE: f64 = (1 << 20) as f64;
 
 /// One cold reading of all data.
@@ -188,23 +186,12 @@ fn read_all(
 
 /// Polls the server's metrics until the condition holds.
 fn until(server: &Server, what: &str, holds: impl Fn(&Metrics) -> bool) -> Result<(), Error> {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        // Right after a restart the log may still end with the previous address of the metrics.
-        if let Ok(metrics) = server.metrics() {
-            if metrics.get("alluvium_disk_cache_failed") == Some(1.0) {
-                return Err(format!("the disk cache failed{}", server.log_tail()).into());
-            }
-            if holds(&metrics) {
-                return Ok(());
-            }
+    server.until(what, LIMIT, |metrics| {
+        if metrics.get("alluvium_disk_cache_failed") == Some(1.0) {
+            return Err(format!("the disk cache failed{}", server.log_tail()).into());
         }
-        if Instant::now() >= deadline {
-            let seconds = LIMIT.as_secs();
-            return Err(format!("not within {seconds} s: {what}{}", server.log_tail()).into());
-        }
-        thread::sleep(POLL_EVERY);
-    }
+        Ok(holds(metrics))
+    })
 }
 
 /// A named figure of a round.

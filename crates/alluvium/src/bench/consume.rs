@@ -10,9 +10,9 @@ use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
 use kafka_protocol::messages::{BrokerId, FetchRequest, FetchResponse};
 
 use super::{LoadArgs, Sample, Share, Tally, shares};
-use crate::kafka::{Client, refusal};
+use crate::kafka::{Client, refusal, topic_name};
 use crate::output::Failure;
-use crate::topic::{EARLIEST, LATEST, offsets, topic_name};
+use crate::topic::{EARLIEST, LATEST, offsets};
 use crate::units::{Size, Span};
 
 /// The last version that names topics by name.

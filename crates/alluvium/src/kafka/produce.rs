@@ -2,10 +2,9 @@
 
 use bytes::Bytes;
 use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
-use kafka_protocol::messages::{ProduceRequest, ProduceResponse, TopicName};
-use kafka_protocol::protocol::StrBytes;
+use kafka_protocol::messages::{ProduceRequest, ProduceResponse};
 
-use super::{SERVER_TIMEOUT_MS, refusal};
+use super::{SERVER_TIMEOUT_MS, refusal, topic_name};
 
 /// The last version that names topics by name.
 pub(crate) const NEWEST: i16 = 12;
@@ -13,9 +12,8 @@ pub(crate) const NEWEST: i16 = 12;
 /// Returns a request whose answer means that the batch is durable.
 pub(crate) fn request(topic: &str, partition: i32, batch: Bytes) -> ProduceRequest {
     let data = PartitionProduceData::default().with_index(partition).with_records(Some(batch));
-    let topic = TopicProduceData::default()
-        .with_name(TopicName(StrBytes::from_string(topic.to_owned())))
-        .with_partition_data(vec![data]);
+    let topic =
+        TopicProduceData::default().with_name(topic_name(topic)).with_partition_data(vec![data]);
     ProduceRequest::default()
         .with_acks(-1)
         .with_timeout_ms(SERVER_TIMEOUT_MS)

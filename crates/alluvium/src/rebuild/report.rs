@@ -17,7 +17,7 @@ pub(super) struct Report {
     store: Uuid,
     /// The log that the store is bound to; nil if the catalog does not show it.
     lost_wal: Uuid,
-    /// The new one, if the store was bound to it.
+    /// The new one; `None` if nothing is changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     wal: Option<Uuid>,
     /// Nothing is lost.

@@ -72,7 +72,7 @@ async fn restore(args: &RebuildArgs, topic: &str, name: &str) -> Result<(), Fail
     let stored = StoredTopic::open(&store, topic).map_err(failed)?;
     let stored = stored.ok_or_else(|| {
         let names = StoredTopic::names(&store);
-        let has = if names.is_empty() { "none".into() } else { output::listed(names) };
+        let has = if names.is_empty() { "none".into() } else { output::listed(&names) };
         failed(format!("store {id} has no topic {topic}. It has {has}"))
     })?;
     let mut configs = stored.configs.clone();

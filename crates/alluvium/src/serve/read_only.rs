@@ -41,10 +41,7 @@ pub(super) async fn open(
             let others = list_stores(&*objects).await.unwrap_or_default();
             let others = match others.is_empty() {
                 true => String::new(),
-                false => format!(
-                    ". It has those of {}",
-                    output::listed(others.iter().map(Uuid::to_string).collect())
-                ),
+                false => format!(". It has those of {}", output::listed(&others)),
             };
             return Err(failed(format!("{error}{others}")));
         }

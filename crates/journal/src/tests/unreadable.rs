@@ -126,7 +126,7 @@ fn an_unreadable_part_of_a_journal_without_a_hint_costs_only_its_records() {
 
 /// Zeroes there are a torn tail; unreadable bytes may be anything.
 #[test]
-fn unreadable_bytes_behind_the_last_record_are_damage_and_not_a_torn_tail() {
+fn unreadable_bytes_after_the_last_record_are_damage_and_not_a_torn_tail() {
     let (directory, map) = without_hints();
     let last = {
         let names = directory.list().unwrap();
