@@ -18,6 +18,10 @@ use crate::objects::{self, ObjectStoreUrl, S3Args};
 use crate::output::{self, Failure, Table};
 use crate::units::counted;
 
+/// The error of a tool that finds no catalog.
+pub(crate) const NO_CATALOG: &str =
+    "there is no catalog. Check the URL, and that the directory is mounted";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum CatalogCommand {
     /// List the catalogs in an object store, one for each server that has used it.
@@ -59,7 +63,7 @@ pub(crate) struct CatalogArgs {
     #[command(flatten)]
     s3: S3Args,
     /// The store, if the object store has the catalogs of several servers.
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = objects::store_id)]
     store: Option<Uuid>,
 }
 
@@ -80,9 +84,13 @@ impl CatalogArgs {
     /// Returns the store that was chosen, or the only one.
     ///
     /// # Errors
-    /// There is none, or several and none was chosen.
-    pub(crate) async fn chosen(&self, objects: &dyn ObjectStore) -> Result<Uuid, Failure> {
-        chosen(&self.url()?, objects, self.store).await
+    /// There is none, which `none` states, or several and none was chosen.
+    pub(crate) async fn chosen(
+        &self,
+        objects: &dyn ObjectStore,
+        none: &str,
+    ) -> Result<Uuid, Failure> {
+        chosen(&self.url()?, objects, self.store, none).await
     }
 
     /// Returns the store that was chosen, or else that of a log, or else the only one that has a
@@ -128,13 +136,14 @@ async fn chosen(
     url: &ObjectStoreUrl,
     objects: &dyn ObjectStore,
     store: Option<Uuid>,
+    none: &str,
 ) -> Result<Uuid, Failure> {
     let failed = |reason: String| Failure::Failed(format!("object store {url}: {reason}"));
     if let Some(store) = store {
         return Ok(store);
     }
     let stores = list_stores(objects).await.map_err(|error| failed(error.reason()))?;
-    only(url, &stores, "there is no catalog")
+    only(url, &stores, none)
 }
 
 /// Returns the only one of the stores in an object store.
@@ -157,7 +166,7 @@ pub(crate) fn only(url: &ObjectStoreUrl, stores: &[Uuid], none: &str) -> Result<
 async fn load(url: &ObjectStoreUrl, store: Option<Uuid>) -> Result<ChainState, Failure> {
     let failed = |reason: String| Failure::Failed(format!("object store {url}: {reason}"));
     let objects = objects::open_to_read(url)?;
-    let id = chosen(url, &*objects, store).await?;
+    let id = chosen(url, &*objects, store, NO_CATALOG).await?;
     let chain = Chain::new(objects, id, Options::default().retry());
     match chain.load().await {
         Ok(Some(state)) => Ok(state),

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use alluvium_broker::IMPORT_SETTING;
+use alluvium_broker::{IMPORT_SETTING, is_internal_topic};
 use bytes::Bytes;
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::delete_records_request::{
@@ -57,6 +57,12 @@ impl Import {
         partitions: usize,
         mut configs: BTreeMap<String, String>,
     ) -> Result<(Self, bool), Failure> {
+        if is_internal_topic(name) {
+            return Err(Failure::Usage(format!(
+                "topic {name} is internal: the server keeps its content elsewhere, and takes no \
+                 records for it"
+            )));
+        }
         let mut admin = Client::connect(server, access).map_err(Failure::new)?;
         configs.insert(IMPORT_SETTING.into(), source.into());
         let count = i32::try_from(partitions).map_err(Failure::new)?;

@@ -13,6 +13,7 @@ use object_store::path::Path as Location;
 use object_store::prefix::PrefixStore;
 use object_store::{BackoffConfig, Certificate, ClientOptions, ObjectStore, RetryConfig};
 use url::{Host, Url};
+use uuid::Uuid;
 
 use crate::output::Failure;
 use crate::profile::Profile;
@@ -59,6 +60,18 @@ pub(crate) struct S3Settings {
     pub(crate) path_style: Option<bool>,
     pub(crate) allow_http: Option<bool>,
     pub(crate) ca_file: Option<PathBuf>,
+}
+
+/// Parses the ID of a store.
+///
+/// # Errors
+/// It is not a UUID.
+pub(crate) fn store_id(text: &str) -> Result<Uuid, String> {
+    text.parse().map_err(|_| {
+        "it must be the ID of a store, a UUID; `alluvium catalog list` shows those in an object \
+         store"
+            .into()
+    })
 }
 
 impl ObjectStoreUrl {

@@ -56,7 +56,8 @@ pub(crate) struct RebuildArgs {
     #[command(flatten)]
     catalog: CatalogArgs,
     /// The write-ahead log: a file, which is created if it is missing, or a block device. One that
-    /// was in use is refused, except with --from-objects the log of the server.
+    /// was in use is refused, except with --from-objects the log of the server. Not used with
+    /// --topic.
     #[arg(
         long,
         env = "ALLUVIUM_WAL",
@@ -68,7 +69,8 @@ pub(crate) struct RebuildArgs {
     /// of a device.
     #[arg(long, value_name = "SIZE")]
     wal_capacity: Option<Size>,
-    /// The data directory of the server, which must be stopped; created if it is missing.
+    /// The data directory of the server, which must be stopped; created if it is missing. Not used
+    /// with --topic.
     #[arg(
         long,
         env = "ALLUVIUM_DATA_DIR",
@@ -102,7 +104,8 @@ pub(crate) struct RebuildArgs {
     /// Client properties for that server, as those of `alluvium topic`.
     #[arg(long, env = "ALLUVIUM_COMMAND_CONFIG", value_name = "FILE")]
     command_config: Option<PathBuf>,
-    /// Print what is lost, and change nothing.
+    /// Print what is lost, or with --topic what would be copied, and change nothing. The server at
+    /// --bootstrap is not contacted.
     #[arg(long, conflicts_with = "accept_loss")]
     dry_run: bool,
     /// Rebuild although records are or may be lost.
@@ -246,10 +249,8 @@ async fn load(
     };
     let options = Options::default();
     if !args.from_objects {
-        let store = args.catalog.chosen(&*objects).await.map_err(|failure| match failure {
-            Failure::Failed(reason) => Failure::Failed(format!("{reason}{advice}")),
-            other => other,
-        })?;
+        let none = format!("{}{advice}", catalog::NO_CATALOG);
+        let store = args.catalog.chosen(&*objects, &none).await?;
         let rebuild = Rebuild::load(&objects, store, &options).await.map_err(failed)?;
         return Ok(Some(rebuild));
     }

@@ -309,7 +309,7 @@ fn losses(recovery: &Recovery, names: &HashMap<StreamId, String>) -> Vec<String>
     let mut lines = Vec::new();
     let log = match recovery.declared_gaps {
         0 => "the write-ahead log is damaged",
-        _ => "a write-ahead log was lost or is damaged",
+        _ => "a rebuild has stated it, or the write-ahead log is damaged",
     };
     for Gap { stream, offsets, cause } in recovery.gaps.iter().take(NAMED_LOSSES) {
         let name = names.get(stream).cloned().unwrap_or_else(|| format!("stream {stream}"));

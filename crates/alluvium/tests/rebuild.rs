@@ -224,6 +224,42 @@ fn a_damaged_catalog_is_put_together_and_nothing_is_lost_if_the_log_is_there() {
 }
 
 #[test]
+fn a_stream_whose_name_is_lost_is_listed() {
+    let parts = Parts::new();
+    let server = parts.start("wal", "200ms");
+    ok(&["topic", "create", "a", "--bootstrap", &server.kafka]);
+    wait_until_published(&server);
+    assert_eq!(produce(&server.kafka, "a", b"1").unwrap(), 0);
+    until("the record is in an object", || {
+        !server.get("/metrics").1.contains("alluvium_objects 0\n")
+    });
+    server.stop(Signal::KILL);
+    // Without it no label shows the name.
+    fs::remove_dir_all(parts.path("objects").join("streams")).unwrap();
+
+    let url = parts.url("objects");
+    let dry = ["rebuild", "--object-store", &url, "--dry-run", "--from-objects", "--json"];
+    let mut listed = 0;
+    for entry in catalog_files(&parts, "/chain/") {
+        let bytes = fs::read(&entry).unwrap();
+        fs::remove_file(&entry).unwrap();
+        let report = ok_json(&dry);
+        fs::write(&entry, bytes).unwrap();
+        let found = &report["from_objects"];
+        let stream = |view: &serde_json::Value| view["stream"].as_u64().unwrap();
+        let unnamed: Vec<_> = found["unnamed"].as_array().unwrap().iter().map(stream).collect();
+        for lost in [&report["lost"], &found["lost_records"], &found["skipped"]] {
+            for view in lost.as_array().unwrap() {
+                let is_named = !view["name"].as_str().unwrap().starts_with("stream ");
+                assert_eq!(is_named, !unnamed.contains(&stream(view)), "{report}");
+            }
+        }
+        listed += unnamed.len();
+    }
+    assert_eq!(listed, 1);
+}
+
+#[test]
 fn topics_come_back_from_objects_alone() {
     let parts = Parts::new();
     let server = parts.start("wal", "200ms");

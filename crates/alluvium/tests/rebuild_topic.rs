@@ -46,6 +46,14 @@ fn a_topic_of_a_copied_object_store_comes_back_in_a_running_server() {
     let refusal = refused(1, &[&source[..], &["--as", "other"], &at].concat());
     contains(&refusal, &["topic other exists already", "--as"]);
     refused(2, &[&source[..], &["--from-objects"]].concat());
+    for internal in ["__consumer_offsets", "__transaction_state"] {
+        let refusal = refused(2, &[&source[..], &["--as", internal], &at].concat());
+        contains(&refusal, &["is internal"]);
+    }
+    let topics = ok(&[&["topic", "list"][..], &at].concat());
+    assert!(!topics.contains("__"), "{topics}");
+    let refusal = refused(2, &[&source[..], &["--store", "one"]].concat());
+    contains(&refusal, &["must be the ID of a store, a UUID"]);
     refused(2, &["rebuild", "--object-store", &url, "--dry-run", "--as", "b"]);
 
     let dry = ok_json(&[&source[..], &["--dry-run", "--json"], &at].concat());

@@ -115,7 +115,7 @@ pub use restore::{Restored, RestoredTopic, UnnamedPartition, restore_metadata};
 pub use state_stream::StateError;
 pub use state_table::Corrupt;
 pub use stored_topic::{ExportError, Exported, StoredTopic};
-pub use topics::stream_names;
+pub use topics::{is_internal as is_internal_topic, stream_names};
 pub use transactions::{TransactionsError, producer_of_marker};
 
 pub use config::{BrokerConfig, InvalidConfig};

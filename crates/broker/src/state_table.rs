@@ -99,10 +99,11 @@ pub(crate) fn load<T: Table>(replay: &Replay) -> Result<T, Corrupt> {
     let table: T = rebuild(checkpoint.as_deref(), *checkpoint_end..*end, batches)?;
     let gaps = replay.gaps();
     if !gaps.is_empty() {
-        let changes: u64 = gaps.iter().map(|gap| gap.end.0 - gap.start.0).sum();
+        let ranges: Vec<_> = gaps.iter().map(|gap| format!("{}..{}", gap.start, gap.end)).collect();
         tracing::error!(
-            "the log has lost {changes} changes of {} at the offsets {gaps:?}: {}",
+            "changes of {} are or may be lost, at the offsets {}: {}",
             T::WHAT,
+            ranges.join(", "),
             T::AFTER_LOSS
         );
     }

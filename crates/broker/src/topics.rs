@@ -33,7 +33,8 @@ pub(crate) const METADATA_TOPIC: &str = "__cluster_metadata";
 
 /// Whether a topic is one of Kafka's internal topics. It is created when its coordinator is first
 /// requested, since clients and tools expect it. It is empty and cannot be written to.
-pub(crate) fn is_internal(name: &str) -> bool {
+#[must_use]
+pub fn is_internal(name: &str) -> bool {
     [GROUP_TOPIC, TRANSACTION_TOPIC, SHARE_GROUP_TOPIC].contains(&name)
 }
 

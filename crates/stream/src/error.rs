@@ -72,7 +72,7 @@ pub enum StoreError {
         "the device holds an old copy of the WAL: it was last in use with version {mark} of the \
          catalog, but the catalog has been in use with the WAL at version {seen}. Open the \
          catalog with the device that it was last in use with, or restore copies of both from the \
-         same moment"
+         same moment. If there is no such device or copy, the WAL is lost: rebuild with a new one"
     )]
     OldWal {
         /// The mark in the header of this copy.
@@ -85,7 +85,8 @@ pub enum StoreError {
     #[error(
         "the device holds an old copy of the WAL: it was opened {epoch} times, but the catalog has \
          been in use with the WAL when it had been opened {seen} times. Open the device that the \
-         catalog was last in use with, or restore copies of both from the same moment"
+         catalog was last in use with, or restore copies of both from the same moment. If there is \
+         no such device or copy, the WAL is lost: rebuild with a new one"
     )]
     OldWalEpoch {
         /// The epoch in the header of this copy.

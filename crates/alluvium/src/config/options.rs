@@ -12,6 +12,7 @@ use uuid::Uuid;
 use super::ConfigError;
 use crate::address::{Address, AdminListen, HostPort};
 use crate::listeners::Listeners;
+use crate::objects::store_id;
 use crate::per_ip::PerIp;
 use crate::units::{Size, Span};
 
@@ -38,7 +39,7 @@ pub(crate) struct ServeOptions {
 
     /// The store that a read-only server serves, if the object store has the catalogs of several
     /// servers; `alluvium catalog list` shows them. Default: the only one.
-    #[arg(long, env = "ALLUVIUM_STORE", value_name = "ID")]
+    #[arg(long, env = "ALLUVIUM_STORE", value_name = "ID", value_parser = store_id)]
     #[serde(deserialize_with = "from_text")]
     pub(crate) store: Option<Uuid>,
 

@@ -1,6 +1,7 @@
 //! What a rebuild has found, for people and as JSON.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, UNIX_EPOCH};
 
 use alluvium_broker::{Restored, producer_of_marker};
 use alluvium_stream::{FromObjects, GapCause, LogLoss, LostEnd, ObjectError, Rebuild, StreamId};
@@ -118,6 +119,11 @@ struct StreamView {
     name: String,
 }
 
+/// Formats milliseconds since the Unix epoch as in RFC 3339, in UTC.
+fn time(ms: u64) -> String {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
+}
+
 type Names = HashMap<StreamId, String>;
 
 fn name(names: &Names, stream: StreamId) -> String {
@@ -169,9 +175,9 @@ impl Report {
     }
 
     fn print(&self) -> Result<(), Failure> {
-        let seconds = self.written_at_ms / 1000;
+        let written_at = time(self.written_at_ms);
         output::line(format_args!(
-            "store {}: {} and {} are in the object store, as of {seconds} s since the Unix epoch",
+            "store {}: {} and {} are in the object store, as of {written_at}",
             self.store,
             counted(self.streams as u64, "stream", "streams"),
             counted(self.objects as u64, "object", "objects"),
@@ -189,7 +195,7 @@ impl Report {
                      lost. Check the URL, and that the directory is mounted",
                 )?;
             }
-            found.print(seconds)?;
+            found.print(&written_at)?;
         }
         if self.lost.is_empty() {
             return Ok(());
@@ -212,7 +218,7 @@ impl Report {
         output::line(format_args!("\n{table}\n"))?;
         output::line(format_args!(
             "{} with records that are known to be lost. Records that were appended later than \
-             {seconds} s since the Unix epoch are lost in all of {}, and so are changes of topics, \
+             {written_at} are lost in all of {}, and so are changes of topics, \
              settings and users since then",
             counted(known, "stream", "streams"),
             counted(self.lost.len() as u64, "stream", "streams"),
@@ -268,8 +274,19 @@ impl FromObjectsView {
             partitions: topic.partitions,
             settings_lost: topic.is_new,
         });
-        let no_orphans = Vec::new();
-        let orphans = log.map_or(&no_orphans, |LogLoss { orphans, .. }| orphans);
+        let orphans = log.map_or(&[][..], |log| &log.orphans);
+        let is_listed = |stream: &StreamId| {
+            orphans.contains(stream) || restored.unnamed.iter().any(|it| it.stream == *stream)
+        };
+        let kept = rebuild.state().streams.keys();
+        let of_lost = found.lost.iter().map(|(stream, _)| stream);
+        let of_gaps = log.map_or(&[][..], |log| &log.gaps).iter().map(|gap| &gap.stream);
+        let streams: BTreeSet<_> = kept.chain(of_lost).chain(of_gaps).collect();
+        let unlisted = streams.into_iter().filter(|id| !names.contains_key(id) && !is_listed(id));
+        let nameless = unlisted.map(|stream| StreamView {
+            stream: stream.0,
+            name: "not known: the change of the catalog with its name is lost".into(),
+        });
         let unnamed = restored.unnamed.iter().map(|unnamed| StreamView {
             stream: unnamed.stream.0,
             name: format!("partition {} of topic {}", unnamed.partition, unnamed.topic),
@@ -297,11 +314,11 @@ impl FromObjectsView {
                 .collect(),
             lost_lists: log.map_or(0, |log| log.lost_lists),
             restored_topics: topics.collect(),
-            unnamed: unnamed.chain(unknown).collect(),
+            unnamed: unnamed.chain(nameless).chain(unknown).collect(),
         }
     }
 
-    fn print(&self, seconds: u64) -> Result<(), Failure> {
+    fn print(&self, written_at: &str) -> Result<(), Failure> {
         for DamageView { name, objects, reason } in &self.catalog {
             match objects {
                 1 => output::line(format_args!("catalog: {name}: {reason}"))?,
@@ -315,7 +332,10 @@ impl FromObjectsView {
             output::line(format_args!("write-ahead log: {place}"))?;
         }
         if self.catalog.is_empty() && self.catalog_may_be_old {
-            output::line(format_args!("the catalog is missing, or may lack its newest part"))?;
+            output::line(format_args!(
+                "the catalog is missing, may lack its newest part, or there is no log to compare \
+                 it with"
+            ))?;
         }
         for name in &self.missing_objects {
             output::line(format_args!("object {name} does not exist"))?;
@@ -333,13 +353,13 @@ impl FromObjectsView {
         }
         for unnamed in &self.unnamed {
             output::line(format_args!(
-                "stream {} is kept without a name; it was: {}",
+                "stream {} is kept without a name ({})",
                 unnamed.stream, unnamed.name
             ))?;
         }
         let lost: Vec<_> = self.lost_records.iter().chain(&self.lost_log_records).collect();
         if !lost.is_empty() {
-            let mut table = Table::of_text(&["LOST FROM OFFSET", "TO", "OF"]);
+            let mut table = Table::of_text(&["FIRST LOST OFFSET", "LAST", "OF"]);
             for range in &lost {
                 let last = range.to - 1;
                 table.row(vec![range.from.to_string(), last.to_string(), range.name.clone()]);
@@ -367,7 +387,7 @@ impl FromObjectsView {
         output::line(format_args!(
             "{} of offsets are known to be lost; changes of topics, settings, users and committed \
              offsets may be lost, too: those of the damaged part of the catalog, and those after \
-             {seconds} s since the Unix epoch that the log does not have",
+             {written_at} that the log does not have",
             counted(lost.len() as u64, "range", "ranges"),
         ))
     }

@@ -66,7 +66,7 @@ async fn restore(args: &RebuildArgs, topic: &str, name: &str) -> Result<(), Fail
     let url = args.catalog.url()?;
     let failed = |reason: String| Failure::Failed(format!("object store {url}: {reason}"));
     let objects = crate::objects::open_to_read(&url)?;
-    let id = args.catalog.chosen(&*objects).await?;
+    let id = args.catalog.chosen(&*objects, catalog::NO_CATALOG).await?;
     let opened = Store::follow(objects, id, Options::default()).await;
     let store = opened.map_err(|error| failed(error.to_string()))?;
     let stored = StoredTopic::open(&store, topic).map_err(failed)?;
@@ -98,7 +98,8 @@ async fn restore(args: &RebuildArgs, topic: &str, name: &str) -> Result<(), Fail
         copied.map_err(|reason| {
             Failure::Failed(format!(
                 "{reason}. Topic {name} at {} is incomplete, and takes no records of producers: \
-                 repeat the command to go on, or delete the topic",
+                 repeat the command to go on, when no other import into it runs, or delete the \
+                 topic",
                 args.bootstrap
             ))
         })?;
