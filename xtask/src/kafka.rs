@@ -1,4 +1,4 @@
-//! A real Apache Kafka: one broker with its own controller, on loopback.
+//! A real Apache Kafka on loopback: one broker with its own controller, or several with one.
 
 use std::fs::{self, OpenOptions};
 use std::net::{SocketAddr, TcpStream};
@@ -19,6 +19,8 @@ const CLUSTER: &str = "YWxsdXZpdW0tYmVuY2gtMQ";
 /// Settings of a broker that differ from the defaults.
 pub(crate) struct Settings<'a> {
     pub(crate) node: u32,
+    /// The node and address of a controller, if the broker has none of its own.
+    pub(crate) controller: Option<(u32, SocketAddr)>,
     /// Further lines of its `server.properties`.
     pub(crate) further: &'a str,
     /// Listeners besides the plaintext one: name, security protocol, address, and advertised
@@ -31,6 +33,7 @@ pub(crate) struct Settings<'a> {
 /// A running broker. It is killed when dropped.
 pub(crate) struct Kafka {
     address: SocketAddr,
+    controller: (u32, SocketAddr),
     child: Child,
     jars: PathBuf,
     properties: PathBuf,
@@ -41,7 +44,7 @@ impl Kafka {
     /// Starts a broker whose logs are in `directory`, with further lines of its
     /// `server.properties`.
     pub(crate) fn start(jars: &Path, directory: &Path, further: &str) -> Result<Self, Error> {
-        let settings = Settings { node: 1, further, listeners: &[], users: &[] };
+        let settings = Settings { node: 1, controller: None, further, listeners: &[], users: &[] };
         Self::start_as(jars, directory, &settings)
     }
 
@@ -52,9 +55,17 @@ impl Kafka {
         settings: &Settings<'_>,
     ) -> Result<Self, Error> {
         fs::create_dir_all(directory)?;
-        let (address, controller) = (free_address()?, free_address()?);
+        let address = free_address()?;
         let properties = directory.join("server.properties");
         let Settings { node, further, .. } = settings;
+        let (roles, controller, own) = match settings.controller {
+            Some(controller) => ("broker", controller, String::new()),
+            None => {
+                let at = free_address()?;
+                ("broker,controller", (*node, at), format!(",CONTROLLER://{at}"))
+            }
+        };
+        let (of, at) = controller;
         let (mut listeners, mut advertised, mut protocols) = <(String, String, String)>::default();
         for (name, protocol, listen, advertise) in settings.listeners {
             listeners = format!("{listeners},{name}://{listen}");
@@ -64,10 +75,10 @@ impl Kafka {
         fs::write(
             &properties,
             format!(
-                "process.roles=broker,controller\n\
+                "process.roles={roles}\n\
                  node.id={node}\n\
-                 controller.quorum.voters={node}@{controller}\n\
-                 listeners=PLAINTEXT://{address},CONTROLLER://{controller}{listeners}\n\
+                 controller.quorum.voters={of}@{at}\n\
+                 listeners=PLAINTEXT://{address}{own}{listeners}\n\
                  advertised.listeners=PLAINTEXT://{address}{advertised}\n\
                  controller.listener.names=CONTROLLER\n\
                  listener.security.protocol.map=CONTROLLER:PLAINTEXT,\
@@ -92,7 +103,8 @@ impl Kafka {
         quietly(&mut format)?;
         let log = directory.join("server.log");
         let child = spawn(jars, &properties, &log)?;
-        let mut kafka = Self { address, child, jars: jars.to_path_buf(), properties, log };
+        let mut kafka =
+            Self { address, controller, child, jars: jars.to_path_buf(), properties, log };
         kafka.wait_until_ready()?;
         Ok(kafka)
     }
@@ -118,6 +130,11 @@ impl Kafka {
 
     pub(crate) fn address(&self) -> String {
         self.address.to_string()
+    }
+
+    /// The controller that further brokers of its cluster use.
+    pub(crate) fn controller(&self) -> (u32, SocketAddr) {
+        self.controller
     }
 
     /// The last lines of its log, to append to a message.

@@ -16,6 +16,7 @@ mod fuzz;
 mod gate;
 mod hostile;
 mod image;
+mod import;
 mod kafka;
 mod kcat;
 mod kill;
@@ -29,6 +30,7 @@ mod s3;
 mod server;
 mod setup;
 mod suites;
+mod tap;
 mod tidy;
 mod volume;
 mod web;
@@ -108,6 +110,9 @@ enum Task {
     /// Lose the data directory, the WAL, or a part of the object store, in a directory or an S3
     /// server; what `alluvium rebuild` states as lost must be exactly what is lost: a campaign.
     Loss(LossOptions),
+    /// Import topics from a cluster of Apache Kafka, interrupted by SIGKILL, and compare everything:
+    /// a campaign.
+    Import(ImportOptions),
     /// Cut the power of a virtual machine's disks under the WAL and under three volume servers,
     /// repeatedly, and check what survives: a campaign.
     Crash(CrashOptions),
@@ -194,6 +199,8 @@ enum Suite {
     Damage,
     /// Loss of the WAL or of parts of the object store, 25 drills.
     Loss,
+    /// `alluvium import` from a cluster of Apache Kafka, 2 MiB for each codec.
+    Import,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,
     /// Seven minutes of mixed load, during which resident memory stays within the configured bound.
@@ -344,6 +351,15 @@ struct LossOptions {
 }
 
 #[derive(Args)]
+struct ImportOptions {
+    /// Size of the data set in MiB, for each of five codecs.
+    #[arg(long, default_value_t = 32)]
+    mebibytes: u64,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+#[derive(Args)]
 struct CrashOptions {
     /// Number of rounds; each ends with a power cut and a check. Of volumes a tenth.
     #[arg(long, default_value_t = 20)]
@@ -438,6 +454,7 @@ fn run(task: Task) -> Result<report::Report, Error> {
         Task::Compacted(options) => suites::compacted_campaign(&root, &options),
         Task::Damage(options) => suites::damage_campaign(&root, &options),
         Task::Loss(options) => suites::loss_campaign(&root, &options),
+        Task::Import(options) => suites::import_campaign(&root, &options),
         Task::Crash(options) => crash::campaign(&root, &options),
         Task::Fence(options) => fence::campaign(&root, &options),
         Task::S3(options) => suites::s3_campaign(&root, &options),

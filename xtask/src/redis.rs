@@ -13,7 +13,7 @@ use crate::Error;
 use crate::exec::{output, wait};
 use crate::report::Case;
 use crate::server::free_address;
-use crate::suites::tap;
+use crate::tap::tap;
 
 /// Opening and closing an almost empty cache takes a moment; a slow machine under load may take
 /// longer.

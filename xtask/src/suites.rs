@@ -2,29 +2,28 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::ValueEnum;
 
 use crate::bench::memory_suite;
 use crate::damage::loss;
-use crate::exec::{cargo, converse, describe, follow, output};
+use crate::exec::{cargo, describe, output};
 use crate::kill::{Stopped, Target, Tools};
 use crate::lanes::{self, Task};
-use crate::report::{Case, GoTests, Report, Tap};
+use crate::report::{Case, GoTests, Report};
 use crate::s3::Peer;
 use crate::server::{Config, Ending, Server, binary};
 use crate::setup::Missing;
+use crate::tap::{LIMIT, skip_if_missing, tap};
 use crate::{
     CompactedOptions, DamageOptions, EndlessOptions, Error, ExactlyOnceOptions, HostileOptions,
-    KillOptions, LossOptions, ModelOptions, S3Options, SimOptions, Suite, TestOptions,
-    VolumeOptions, VolumeSimOptions, compacted, compat, damage, endless, exactly_once, gate,
-    hostile, kcat, kill, loom, redis, s3, setup, volume,
+    ImportOptions, KillOptions, LossOptions, ModelOptions, S3Options, SimOptions, Suite,
+    TestOptions, VolumeOptions, VolumeSimOptions, compacted, compat, damage, endless, exactly_once,
+    gate, hostile, import, kcat, kill, loom, redis, s3, setup, volume,
 };
 
-/// Far above the duration of any suite: it keeps a suite that hangs from blocking the rest.
-const LIMIT: Duration = Duration::from_secs(15 * 60);
 /// Many times the size of a suite's data.
 const WAL_MEBIBYTES: u64 = 256;
 /// The server's minimum.
@@ -77,6 +76,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::Compacted, "compacted", &|| bench.compacted(6, options.seed));
     suite(Suite::Damage, "damage", &|| bench.damage(60, options.seed));
     suite(Suite::Loss, "loss", &|| bench.loss(25, options.seed, ""));
+    suite(Suite::Import, "import", &|| bench.import(2));
     suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
     suite(Suite::Memory, "memory", &|| bench.memory());
     if wanted(Suite::Compat) {
@@ -242,6 +242,14 @@ pub(crate) fn loss_campaign(root: &Path, options: &LossOptions) -> Result<Report
     Ok(report)
 }
 
+/// `cargo xtask import`.
+pub(crate) fn import_campaign(root: &Path, options: &ImportOptions) -> Result<Report, Error> {
+    let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
+    let mut report = Report::default();
+    report.suite("import", || skip_if_missing("import", bench.import(options.mebibytes)));
+    Ok(report)
+}
+
 /// `cargo xtask volume`.
 pub(crate) fn volume_campaign(root: &Path, options: &VolumeOptions) -> Result<Report, Error> {
     let bench = Bench { root, binary: binary(root, options.server.server.as_deref())? };
@@ -311,23 +319,6 @@ pub(crate) fn endless_campaign(root: &Path, options: &EndlessOptions) -> Result<
     Ok(report)
 }
 
-pub(crate) fn skip_if_missing(
-    name: &str,
-    result: Result<Vec<Case>, Missing>,
-) -> Result<Vec<Case>, Error> {
-    match result {
-        Ok(cases) => Ok(cases),
-        Err(Missing::NotAllowed(reason)) => {
-            println!("skipped - {name}: {reason}");
-            Ok(vec![Case::skipped(name, reason)])
-        }
-        Err(Missing::Failed(error)) => {
-            println!("not ok - {name}: {error}");
-            Err(error)
-        }
-    }
-}
-
 /// The environment of the suites: the work tree and the binary under test.
 struct Bench<'a> {
     root: &'a Path,
@@ -382,6 +373,10 @@ impl Bench<'_> {
         let directory = self.directory("loss");
         let (binary, gateway, directory) = (&self.binary, &gateway, &directory);
         Ok(loss::run(&loss::Campaign { binary, gateway, directory, seed, drills, only })?)
+    }
+
+    fn import(&self, mebibytes: u64) -> Result<Vec<Case>, Missing> {
+        import::run(self.root, &self.binary, &self.directory("import"), mebibytes)
     }
 
     fn kcat(&self) -> Result<Vec<Case>, Missing> {
@@ -533,36 +528,6 @@ impl Bench<'_> {
             }
         }])
     }
-}
-
-/// Runs a program that reports in TAP.
-pub(crate) fn tap(name: &str, command: &mut Command) -> Result<Vec<Case>, Error> {
-    let mut tap = Tap::default();
-    let status = follow(command, LIMIT, |line| tap.line(line))?;
-    Ok(ended(name, tap, status))
-}
-
-/// Runs a program that reports in TAP and makes requests in lines of its output, which are answered
-/// on its input.
-pub(crate) fn tap_that_asks(
-    name: &str,
-    command: &mut Command,
-    mut on_line: impl FnMut(&str, &mut ChildStdin) -> Result<(), Error>,
-) -> Result<Vec<Case>, Error> {
-    let mut tap = Tap::default();
-    let status = converse(command, LIMIT, |line, input| {
-        tap.line(line);
-        on_line(line, input)
-    })?;
-    Ok(ended(name, tap, status))
-}
-
-fn ended(name: &str, tap: Tap, status: ExitStatus) -> Vec<Case> {
-    let mut cases = tap.finish(name);
-    if !status.success() && !cases.iter().any(Case::has_failed) {
-        cases.push(Case::failed(name, status));
-    }
-    cases
 }
 
 /// Consumers that have read records which a damaged log has lost since: they learn of it by the

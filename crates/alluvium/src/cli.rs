@@ -7,6 +7,7 @@ use crate::bench::BenchCommand;
 use crate::cache::CacheCommand;
 use crate::catalog::CatalogCommand;
 use crate::config::ServeOptions;
+use crate::import::ImportArgs;
 use crate::object::ObjectCommand;
 use crate::rebuild::RebuildArgs;
 use crate::topic::TopicCommand;
@@ -61,6 +62,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Catalog(CatalogCommand),
     Rebuild(RebuildArgs),
+    Import(ImportArgs),
     /// Put load on a running server, this one or any other that speaks Kafka, and measure.
     #[command(subcommand)]
     Bench(BenchCommand),

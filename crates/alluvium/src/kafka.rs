@@ -74,6 +74,11 @@ pub(crate) fn topic_name(name: &str) -> TopicName {
     TopicName(StrBytes::from_string(name.to_owned()))
 }
 
+/// Returns the index of a partition, as in requests.
+pub(crate) fn partition_index(partition: usize) -> i32 {
+    i32::try_from(partition).expect("a server has listed it with this type")
+}
+
 /// Describes a Kafka error code, with the server's message if there is one.
 pub(crate) fn refusal(code: i16, message: Option<&StrBytes>) -> Option<String> {
     let error = ResponseError::try_from_code(code)?;

@@ -14,7 +14,7 @@
 //! - `topic.rs`, `kafka.rs`, `kafka/`: `topic`, and the Kafka client of `topic` and `bench`
 //! - `wal/`, `object/`, `catalog.rs`, `rebuild.rs`: tools for logs, objects and the catalog;
 //!   rebuild after the loss of a log
-//! - `import.rs`: a topic of a running server, written at given offsets
+//! - `import/`: topics of a Kafka cluster, copied at their offsets
 //! - `bench/`, `load.rs`: load for any Kafka server
 //! - `cache/`: tools of the journal cache, and its Redis server
 //! - `volume/`: servers of block volumes, NBD exports, and their tools
@@ -75,6 +75,7 @@ fn main() -> ExitCode {
         Command::Bench(command) => bench::run(command),
         Command::Cache(command) => cache::run(command),
         Command::Catalog(command) => catalog::run(command),
+        Command::Import(args) => import::run(&args),
         Command::Object(command) => object::run(command),
         Command::Rebuild(args) => rebuild::run(&args),
         Command::Serve(options) => serve::run(*options),

@@ -10,20 +10,28 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use parking_lot::Mutex;
 
 use crate::log_queue;
-use crate::units::about;
+use crate::units::{about, counted};
 
 /// Operations that take less need no report.
 const QUIET: Duration = Duration::from_secs(2);
 /// Interval of log lines where there is no terminal.
 const LOG_EVERY: Duration = Duration::from_secs(5);
 
-/// Shows the progress of a job of known length in bytes. Dropping it removes the bar.
+/// What the length of a job is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unit {
+    Bytes,
+    Offsets,
+}
+
+/// Shows the progress of a job of known length. Dropping it removes the bar.
 pub(crate) struct Meter {
     state: Arc<Mutex<State>>,
 }
 
 struct State {
     what: String,
+    unit: Unit,
     started: Instant,
     terminal: bool,
     bar: Option<ProgressBar>,
@@ -51,10 +59,21 @@ fn decide(elapsed: Duration, terminal: bool, last_line: Option<Duration>) -> Sho
 }
 
 impl Meter {
-    /// Creates a meter. `what` completes the sentence "Alluvium is ...": `pre-writing data/wal`.
+    /// Creates a meter of bytes. `what` completes the sentence "Alluvium is ...": `pre-writing
+    /// data/wal`.
     pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self::of(what.into(), Unit::Bytes)
+    }
+
+    /// Creates a meter of offsets of partitions.
+    pub(crate) fn of_offsets(what: impl Into<String>) -> Self {
+        Self::of(what.into(), Unit::Offsets)
+    }
+
+    fn of(what: String, unit: Unit) -> Self {
         let state = State {
-            what: what.into(),
+            what,
+            unit,
             started: Instant::now(),
             terminal: log_queue::of_server().is_none() && std::io::stderr().is_terminal(),
             bar: None,
@@ -63,7 +82,7 @@ impl Meter {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// The callback to pass to a job: bytes done, bytes in total.
+    /// The callback to pass to a job: what is done, and the total.
     pub(crate) fn callback(&self) -> alluvium_device::Progress {
         let state = Arc::clone(&self.state);
         Arc::new(move |done, total| state.lock().report(done, total))
@@ -84,17 +103,27 @@ impl State {
         match decide(elapsed, self.terminal, self.last_line) {
             Show::Nothing => {}
             Show::Bar => {
-                let bar = self.bar.get_or_insert_with(|| new_bar(self.what.clone(), total));
+                let bar =
+                    self.bar.get_or_insert_with(|| new_bar(self.what.clone(), self.unit, total));
                 bar.set_length(total);
-                bar.set_prefix(pace(done, total, elapsed));
+                bar.set_prefix(pace(self.unit, done, total, elapsed));
                 bar.set_position(done);
             }
             Show::Line => {
                 self.last_line = Some(elapsed);
                 let percent =
                     if total == 0 { 100 } else { u128::from(done) * 100 / u128::from(total) };
-                tracing::info!("{}: {percent}% of {}", self.what, about(total));
+                tracing::info!("{}: {percent}% of {}", self.what, self.unit.amount(total));
             }
+        }
+    }
+}
+
+impl Unit {
+    fn amount(self, n: u64) -> String {
+        match self {
+            Self::Bytes => about(n),
+            Self::Offsets => counted(n, "offset", "offsets"),
         }
     }
 }
@@ -102,9 +131,9 @@ impl State {
 /// Formats the mean speed since the start and the remaining time at that speed. The bar's own
 /// estimate would begin when the bar does, and treat what was done before as the work of an
 /// instant.
-fn pace(done: u64, total: u64, elapsed: Duration) -> String {
+fn pace(unit: Unit, done: u64, total: u64, elapsed: Duration) -> String {
     let per_second = done as f64 / elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
-    let speed = format!("{}/s", about(per_second as u64));
+    let speed = format!("{}/s", unit.amount(per_second as u64));
     match seconds_left(done, total, elapsed) {
         Some(left) => format!("{speed}, {left:.0} s left"),
         None => speed,
@@ -117,10 +146,11 @@ pub(crate) fn seconds_left(done: u64, total: u64, elapsed: Duration) -> Option<f
     (done > 0).then(|| (rest * elapsed.as_secs_f64() / done as f64).ceil())
 }
 
-fn new_bar(what: String, total: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template(
-        "{msg} [{bar:32}] {binary_bytes}/{binary_total_bytes} {prefix}",
-    )
+fn new_bar(what: String, unit: Unit, total: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template(match unit {
+        Unit::Bytes => "{msg} [{bar:32}] {binary_bytes}/{binary_total_bytes} {prefix}",
+        Unit::Offsets => "{msg} [{bar:32}] {human_pos}/{human_len} offsets, {prefix}",
+    })
     .expect("the template is valid")
     .progress_chars("=> ");
     ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr())
@@ -147,8 +177,10 @@ mod tests {
     #[test]
     fn the_pace_counts_from_the_start_of_the_job_not_of_the_bar() {
         let two_seconds = Duration::from_secs(2);
-        assert_eq!(pace(4 << 30, 12 << 30, two_seconds), "2.0 GiB/s, 4 s left");
-        assert_eq!(pace(12 << 30, 12 << 30, two_seconds), "6.0 GiB/s, 0 s left");
-        assert_eq!(pace(0, 12 << 30, two_seconds), "0 B/s");
+        let bytes = |done, total| pace(Unit::Bytes, done, total, two_seconds);
+        assert_eq!(bytes(4 << 30, 12 << 30), "2.0 GiB/s, 4 s left");
+        assert_eq!(bytes(12 << 30, 12 << 30), "6.0 GiB/s, 0 s left");
+        assert_eq!(bytes(0, 12 << 30), "0 B/s");
+        assert_eq!(pace(Unit::Offsets, 4, 12, two_seconds), "2 offsets/s, 4 s left");
     }
 }

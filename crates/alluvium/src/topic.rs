@@ -131,7 +131,7 @@ fn create(
     common: &Common,
 ) -> Result<(), Failure> {
     let mut client = common.connect()?;
-    let result = create_topic(&mut client, name, partitions, config)?;
+    let result = create_topic(&mut client, name, partitions, config, Mode::Create)?;
     if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
         return Err(Failure::Failed(format!("topic {name}: {reason}")));
     }
@@ -147,6 +147,13 @@ fn create(
     ))
 }
 
+/// Whether a request to create a topic does that, or only asks if it could.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Create,
+    Validate,
+}
+
 /// Requests the creation of a topic. Returns the server's answer, which may be a refusal.
 ///
 /// # Errors
@@ -156,6 +163,7 @@ pub(crate) fn create_topic(
     name: &str,
     partitions: Option<i32>,
     config: Vec<(String, String)>,
+    mode: Mode,
 ) -> Result<CreatableTopicResult, Failure> {
     // Version 7 returns the topic's ID; since version 4, -1 selects the server's number of
     // partitions.
@@ -170,8 +178,10 @@ pub(crate) fn create_topic(
         .with_num_partitions(partitions.unwrap_or(-1))
         .with_replication_factor(-1)
         .with_configs(configs.collect());
-    let request =
-        CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(SERVER_TIMEOUT_MS);
+    let request = CreateTopicsRequest::default()
+        .with_topics(vec![topic])
+        .with_timeout_ms(SERVER_TIMEOUT_MS)
+        .with_validate_only(mode == Mode::Validate);
     let answer = client.call(version, &request).map_err(Failure::new)?;
     let result = answer.topics.into_iter().next();
     result.ok_or_else(|| Failure::Failed(format!("topic {name}: missing in the server's answer")))

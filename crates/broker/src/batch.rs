@@ -127,6 +127,11 @@ impl BatchHeader {
     pub(crate) fn offsets(&self) -> u32 {
         self.last_offset_delta.unsigned_abs() + 1
     }
+
+    /// The offset after the last one that the batch covers.
+    pub(crate) fn end(&self) -> u64 {
+        self.base_offset.cast_unsigned().saturating_add(self.offsets().into())
+    }
 }
 
 /// Checks the record set that a producer sent for one partition: exactly one intact batch that a
@@ -240,13 +245,9 @@ fn check_intact(records: &[u8], max_bytes: u32) -> Result<BatchHeader, ApiError>
     if records.is_empty() {
         return invalid("a produce request must hold one record batch for each partition".into());
     }
-    // Older formats have their magic byte at the same position and are shorter than a header of
-    // format 2.
-    if let Some(&magic) = records.get(MAGIC)
-        && magic != 2
-    {
-        let reason = format!("message format {magic} is not supported, only 2");
-        return if magic > 2 { Err(ApiError::CorruptBatch(reason)) } else { invalid(reason) };
+    if let Err(reason) = check_format(records) {
+        let is_later = records.get(MAGIC).is_some_and(|magic| *magic > 2);
+        return if is_later { Err(ApiError::CorruptBatch(reason)) } else { invalid(reason) };
     }
     let Some(header) = BatchHeader::parse(records) else {
         return Err(ApiError::CorruptBatch(format!(
@@ -272,14 +273,32 @@ fn check_intact(records: &[u8], max_bytes: u32) -> Result<BatchHeader, ApiError>
             max_bytes: max_bytes.into(),
         });
     }
-    let crc = crc32c::crc32c(&records[ATTRIBUTES..]);
-    if crc != header.crc {
-        return Err(ApiError::CorruptBatch(format!(
+    check_crc(records, &header).map_err(ApiError::CorruptBatch)?;
+    Ok(header)
+}
+
+/// Checks that a batch has format 2, if it is long enough to have one.
+pub(crate) fn check_format(batch: &[u8]) -> Result<(), String> {
+    // Older formats have their magic byte at the same position and are shorter than a header of
+    // format 2.
+    match batch.get(MAGIC) {
+        Some(&magic) if magic != 2 => {
+            Err(format!("message format {magic} is not supported, only 2"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks the CRC of a whole batch.
+pub(crate) fn check_crc(batch: &[u8], header: &BatchHeader) -> Result<(), String> {
+    let crc = crc32c::crc32c(&batch[ATTRIBUTES..]);
+    match crc == header.crc {
+        true => Ok(()),
+        false => Err(format!(
             "the batch's CRC field is {:#010x}, the CRC of its content is {crc:#010x}",
             header.crc
-        )));
+        )),
     }
-    Ok(header)
 }
 
 /// Makes a batch mutable: in place if there is no other reference to its bytes, else as a copy.

@@ -48,6 +48,7 @@ mod configs;
 mod connection;
 mod connections;
 mod errors;
+mod exported;
 mod follow;
 pub mod groups;
 mod java_order;
@@ -110,11 +111,12 @@ use state_stream::{
 use topics::Topics;
 use transactions::Transactions;
 
+pub use exported::{BadBatch, Exported, RecordDigest, record_digests};
 pub use label::Label;
 pub use restore::{Restored, RestoredTopic, UnnamedPartition, restore_metadata};
 pub use state_stream::StateError;
 pub use state_table::Corrupt;
-pub use stored_topic::{ExportError, Exported, StoredTopic};
+pub use stored_topic::{ExportError, StoredTopic};
 pub use topics::{is_internal as is_internal_topic, stream_names};
 pub use transactions::{TransactionsError, producer_of_marker};
 

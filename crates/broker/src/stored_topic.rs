@@ -1,24 +1,17 @@
 //! Reads the committed records of a topic in a store, as batches that another topic imports: at
 //! their offsets, and without their producers. `docs/decisions/0028-import-at-given-offsets.md`.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use alluvium_stream::{FetchError, Store, StreamOffset};
-use bytes::Bytes;
 use uuid::Uuid;
 
-use crate::batch::{
-    self, Assembled, BatchHeader, Codec, IMPORT_EPOCH, MOST_IMPORTED_OFFSETS, Outcome,
-};
+use crate::exported::{BadBatch, Exported};
 use crate::partition::Partition;
 use crate::producer_state::Totals;
-use crate::records::{self, NO_TIMESTAMP, Record, Unpacked};
 use crate::topics::{META_PREFIX, Stored};
-
-/// Batches without records that one read returns at most: they bound its memory.
-const MOST_COVERS: usize = 4096;
 
 /// A topic of a store that this process follows ([`Store::follow`]).
 pub struct StoredTopic {
@@ -36,25 +29,8 @@ pub enum ExportError {
     #[error(transparent)]
     Fetch(#[from] FetchError),
     /// The records of a batch cannot be read.
-    #[error("the batch at offset {offset}: {reason}")]
-    Batch {
-        /// Its first offset.
-        offset: u64,
-        /// What is wrong.
-        reason: String,
-    },
-}
-
-/// A part of a partition.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Exported {
-    /// Batches to import in this order. The first one begins where the read did, and each further
-    /// one where the one before ends: where no committed record is, a batch has none.
-    pub batches: Vec<Bytes>,
-    /// The offset after the last batch.
-    pub next: u64,
-    /// The number of records in the batches.
-    pub records: u64,
+    #[error(transparent)]
+    Batch(#[from] BadBatch),
 }
 
 impl StoredTopic {
@@ -134,7 +110,7 @@ impl StoredTopic {
         max_bytes: usize,
     ) -> Result<Exported, ExportError> {
         let partition = &self.partitions[partition];
-        let mut exported = Exported { next: from, ..Exported::default() };
+        let mut exported = Exported::from(from);
         let start = partition.stream.start_offset().0;
         if from < start {
             exported.cover(start.min(end));
@@ -156,213 +132,5 @@ impl StoredTopic {
             exported.cover(read_to);
             return Ok(exported);
         }
-    }
-}
-
-impl Exported {
-    /// Adds the committed records before `end` of these batches, which were read from the end of
-    /// this part on. `aborted` are the transactions among them that were aborted: the producer and
-    /// the first offset of each.
-    fn add(
-        &mut self,
-        batches: impl Iterator<Item = Bytes>,
-        mut aborted: Vec<(i64, u64)>,
-        end: u64,
-    ) -> Result<(), ExportError> {
-        aborted.sort_by_key(|(_, first)| std::cmp::Reverse(*first));
-        let mut dropping: HashSet<i64> = HashSet::new();
-        for batch in batches {
-            let header = BatchHeader::parse(&batch).ok_or_else(|| ExportError::Batch {
-                offset: self.next,
-                reason: "it has no header".into(),
-            })?;
-            let base = header.base_offset.cast_unsigned();
-            while let Some((id, _)) = aborted.pop_if(|(_, first)| *first <= base) {
-                dropping.insert(id);
-            }
-            if header.is_control() {
-                if batch::outcome(&batch) == Some(Outcome::Abort) {
-                    dropping.remove(&header.producer_id);
-                }
-                continue;
-            }
-            if header.is_transactional() && dropping.contains(&header.producer_id) {
-                continue;
-            }
-            // Log compaction joins batches, also across the offset of a reader, and across `end`.
-            let is_whole = base >= self.next
-                && header.offsets() <= MOST_IMPORTED_OFFSETS
-                && base + u64::from(header.offsets()) <= end;
-            let pieces = match is_whole {
-                true => vec![batch],
-                false => pieces(&batch, &header, self.next..end)
-                    .map_err(|reason| ExportError::Batch { offset: base, reason })?,
-            };
-            for piece in pieces {
-                let header = BatchHeader::parse(&piece).expect("it was assembled, or parsed above");
-                let base = header.base_offset.cast_unsigned();
-                if !self.cover(base) {
-                    return Ok(());
-                }
-                self.records += u64::from(header.record_count.cast_unsigned());
-                self.next = base + u64::from(header.offsets());
-                self.batches.push(without_producer(piece, &header));
-            }
-        }
-        Ok(())
-    }
-
-    /// Covers the offsets up to `to` with batches without records. Returns false if they are too
-    /// many for one part.
-    fn cover(&mut self, to: u64) -> bool {
-        while self.next < to && self.batches.len() < MOST_COVERS {
-            let count = (to - self.next).min(MOST_IMPORTED_OFFSETS.into());
-            self.batches.push(batch::without_records(self.next, count, IMPORT_EPOCH).into());
-            self.next += count;
-        }
-        self.next >= to
-    }
-}
-
-/// Returns the records of a batch at these offsets, in batches that an import may send.
-fn pieces(batch: &[u8], header: &BatchHeader, wanted: Range<u64>) -> Result<Vec<Bytes>, String> {
-    let unpacked = Unpacked::new(batch).map_err(|error| error.to_string())?;
-    let records: Vec<_> =
-        unpacked.records().filter(|record| wanted.contains(&record.offset)).collect();
-    let mut pieces = Vec::new();
-    let mut rest = &records[..];
-    while let Some(first) = rest.first() {
-        let base = first.offset;
-        let is_near = |record: &Record<'_>| record.offset - base < MOST_IMPORTED_OFFSETS.into();
-        let (piece, after) = rest.split_at(rest.partition_point(is_near));
-        rest = after;
-        let delta = |record: &Record<'_>| i32::try_from(record.offset - base).expect("it is near");
-        let mut bytes = Vec::new();
-        for record in piece {
-            let time = record.timestamp_ms - header.base_timestamp_ms;
-            records::put_record(&mut bytes, record, time, delta(record));
-        }
-        let newest = piece.iter().map(|record| record.timestamp_ms).max();
-        let header = Assembled {
-            base_offset: base,
-            last_offset_delta: delta(&piece[piece.len() - 1]),
-            codec: header.codec().unwrap_or(Codec::None),
-            is_log_append_time: header.is_log_append_time(),
-            base_timestamp_ms: header.base_timestamp_ms,
-            max_timestamp_ms: match header.is_log_append_time() {
-                true => header.max_timestamp_ms,
-                false => newest.unwrap_or(NO_TIMESTAMP),
-            },
-            record_count: i32::try_from(piece.len()).expect("no more than the batch has"),
-        };
-        pieces.push(records::assemble(header, &bytes).into());
-    }
-    Ok(pieces)
-}
-
-/// Returns a batch as an import sends it.
-fn without_producer(batch: Bytes, header: &BatchHeader) -> Bytes {
-    let mut bytes = batch::into_mut(batch);
-    batch::set_base(&mut bytes, header.base_offset.cast_unsigned(), IMPORT_EPOCH);
-    if header.is_idempotent() || header.is_transactional() {
-        batch::remove_producer(&mut bytes);
-    }
-    bytes.freeze()
-}
-
-#[cfg(test)]
-mod tests {
-    use kafka_protocol::records::Compression;
-
-    use super::*;
-    use crate::batch::tests::{CODECS, encode, transactional};
-
-    fn at(batch: &[u8], base: u64) -> Bytes {
-        let mut bytes = batch.to_vec();
-        batch::set_base(&mut bytes, base, 0);
-        bytes.into()
-    }
-
-    fn ranges(exported: &Exported) -> Vec<(u64, u32, i32)> {
-        let of = |batch: &Bytes| {
-            let header = batch::check_imported(batch, u32::MAX).unwrap();
-            let unpacked = Unpacked::new(batch).unwrap();
-            assert_eq!(unpacked.records().count(), header.record_count as usize);
-            (header.base_offset as u64, header.offsets(), header.record_count)
-        };
-        exported.batches.iter().map(of).collect()
-    }
-
-    #[test]
-    fn what_is_not_committed_is_covered() {
-        let of_transaction = |id| transactional(&encode(Compression::Lz4, (id, 0, 0), &[5]));
-        let marker = |id, outcome| batch::marker(id, 0, outcome, 5);
-        let batches = [
-            at(&of_transaction(1), 12),
-            at(&of_transaction(2), 13),
-            at(&marker(1, Outcome::Abort), 14),
-            at(&marker(2, Outcome::Commit), 15),
-            at(&of_transaction(1), 16),
-            at(&marker(1, Outcome::Commit), 17),
-            at(&encode(Compression::None, (9, 2, 7), &[6, 7]), 20),
-        ];
-        let mut exported = Exported { next: 10, ..Exported::default() };
-        exported.add(batches.into_iter(), vec![(1, 12)], u64::MAX).unwrap();
-        let expected = [(10, 3, 0), (13, 1, 1), (14, 2, 0), (16, 1, 1), (17, 3, 0), (20, 2, 2)];
-        assert_eq!(ranges(&exported), expected);
-        assert_eq!((exported.next, exported.records), (22, 4));
-    }
-
-    #[test]
-    fn a_batch_is_split_at_a_reader_and_at_wide_gaps() {
-        const FAR: u64 = 3 << 20;
-        for codec in CODECS {
-            let plain = encode(codec, (-1, -1, -1), &[1, 2, 3, 4]);
-            let header = BatchHeader::parse(&plain).unwrap();
-            let unpacked = Unpacked::new(&plain).unwrap();
-            let mut bytes = Vec::new();
-            let deltas = [0, 5, FAR, FAR + 1];
-            for (record, delta) in unpacked.records().zip(deltas) {
-                let time = record.timestamp_ms - header.base_timestamp_ms;
-                records::put_record(&mut bytes, &record, time, delta as i32);
-            }
-            let codec = header.codec().unwrap();
-            let wide = Assembled {
-                base_offset: 100,
-                last_offset_delta: (2 * FAR) as i32,
-                codec,
-                is_log_append_time: false,
-                base_timestamp_ms: header.base_timestamp_ms,
-                max_timestamp_ms: 4,
-                record_count: 4,
-            };
-            let wide: Bytes = records::assemble(wide, &bytes).into();
-            let mut exported = Exported { next: 103, ..Exported::default() };
-            exported.add([wide.clone()].into_iter(), Vec::new(), u64::MAX).unwrap();
-            let most = MOST_IMPORTED_OFFSETS;
-            let next = 106 + u64::from(most);
-            let expected = [
-                (103, 2, 0),
-                (105, 1, 1),
-                (106, most, 0),
-                (next, most, 0),
-                (next + u64::from(most), most - 6, 0),
-                (100 + FAR, 2, 2),
-            ];
-            assert_eq!(ranges(&exported), expected, "{codec:?}");
-            let last = BatchHeader::parse(exported.batches.last().unwrap()).unwrap();
-            assert_eq!((last.max_timestamp_ms, last.codec()), (4, Some(codec)));
-            let mut exported = Exported { next: 100, ..Exported::default() };
-            exported.add([wide].into_iter(), Vec::new(), 103).unwrap();
-            assert_eq!(ranges(&exported), [(100, 1, 1)], "one record is before the end");
-        }
-    }
-
-    #[test]
-    fn a_part_is_bounded() {
-        let mut exported = Exported::default();
-        assert!(!exported.cover(1 << 40));
-        assert_eq!(exported.next, MOST_COVERS as u64 * u64::from(MOST_IMPORTED_OFFSETS));
-        assert_eq!(exported.batches.len(), MOST_COVERS);
     }
 }

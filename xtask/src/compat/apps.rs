@@ -19,7 +19,7 @@ use crate::kafka::Kafka;
 use crate::report::Case;
 use crate::server::free_address;
 use crate::setup::{self, Missing, Registry};
-use crate::suites::{tap, tap_that_asks};
+use crate::tap::{tap, tap_that_asks};
 
 /// Longer than any of them takes to start and to do its work on a busy machine.
 const LIMIT: Duration = Duration::from_secs(180);

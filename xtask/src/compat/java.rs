@@ -3,7 +3,7 @@
 use super::Compat;
 use crate::report::Case;
 use crate::setup::{self, Missing};
-use crate::suites::tap;
+use crate::tap::tap;
 
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let class_path = setup::java(compat.root)?;

@@ -6,7 +6,7 @@ use std::io::Write;
 use super::Compat;
 use crate::report::Case;
 use crate::setup::{self, Missing};
-use crate::suites::{tap, tap_that_asks};
+use crate::tap::{tap, tap_that_asks};
 
 /// The line with which the Flink test asks to kill the server.
 const KILL_THE_SERVER: &str = "kill the server";

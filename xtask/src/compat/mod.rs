@@ -23,7 +23,7 @@ use clap::{Args, ValueEnum};
 use crate::report::{Case, Report};
 use crate::server::binary;
 use crate::setup::{self, Missing};
-use crate::suites::skip_if_missing;
+use crate::tap::skip_if_missing;
 use crate::{Error, ServerOptions};
 
 use known::Known;

@@ -126,7 +126,8 @@ impl Peer {
             listeners.push(("SASL", "SASL_PLAINTEXT", sasl, sasl));
             further.push_str(&login_modules(users));
         }
-        let settings = Settings { node, further: &further, listeners: &listeners, users };
+        let settings =
+            Settings { node, controller: None, further: &further, listeners: &listeners, users };
         let process = Process::Kafka(Kafka::start_as(jars, directory, &settings)?);
         let sasl = (!users.is_empty()).then_some(sasl);
         Ok(Self { process, directory: directory.to_path_buf(), sasl, behind_proxy })

@@ -7,7 +7,7 @@ use super::peer::{Peer, Setup};
 use crate::Error;
 use crate::report::Case;
 use crate::setup::{self, Missing};
-use crate::suites::tap;
+use crate::tap::tap;
 
 /// Most tests of kafka-python can be pointed to an external server. This one cannot.
 const SSL: &str = "test/integration/test_ssl_integration.py";

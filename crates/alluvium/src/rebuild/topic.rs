@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::RebuildArgs;
 use crate::catalog;
-use crate::import::Import;
+use crate::import::target::{NotBegun, Target};
 use crate::kafka::Access;
 use crate::output::{self, Failure, Table};
 use crate::progress::Meter;
@@ -91,10 +91,18 @@ async fn restore(args: &RebuildArgs, topic: &str, name: &str) -> Result<(), Fail
     if !args.dry_run {
         let access = Access::of(args.command_config.as_deref()).map_err(Failure::Usage)?;
         let count = stored.partitions();
-        let (import, created) =
-            Import::begin(&args.bootstrap, &access, name, &source, count, configs)?;
-        is_new = created;
-        let copied = copy(&stored, topic, import, &mut partitions).await;
+        let mut target = Target::connect(&args.bootstrap, &access)?;
+        let begun = target.begin(name, &source, count, configs).map_err(|cause| match cause {
+            NotBegun::Exists(reason) => Failure::Failed(format!(
+                "{reason}: choose another name with --as, or delete it first"
+            )),
+            other => other.into(),
+        })?;
+        is_new = begun.is_new;
+        for (view, next) in partitions.iter_mut().zip(begun.next) {
+            view.from = next;
+        }
+        let copied = copy(&stored, topic, &mut target, name, &mut partitions).await;
         copied.map_err(|reason| {
             Failure::Failed(format!(
                 "{reason}. Topic {name} at {} is incomplete, and takes no records of producers: \
@@ -129,16 +137,17 @@ impl PartitionView {
 async fn copy(
     stored: &StoredTopic,
     topic: &str,
-    mut import: Import,
+    target: &mut Target,
+    name: &str,
     partitions: &mut [PartitionView],
 ) -> Result<(), String> {
+    let mut appender = target.appender().map_err(|failure| failure.message().to_owned())?;
     let meter = Meter::new(format!("restoring topic {topic}"));
     let progress = meter.callback();
     let total = (0..stored.partitions()).map(|index| stored.size_bytes(index)).sum();
     let mut done = 0;
     for view in &mut *partitions {
         let index = view.partition;
-        view.from = import.next(index);
         if view.from > view.end {
             let PartitionView { from, end, .. } = view;
             return Err(format!(
@@ -152,7 +161,7 @@ async fn copy(
             let part = part.map_err(|error| format!("partition {index} of {topic}: {error}"))?;
             for batch in part.batches {
                 done += batch.len() as u64;
-                import.append(index, batch)?;
+                appender.append(name, index, batch)?;
             }
             view.records += part.records;
             next = part.next;
@@ -160,7 +169,8 @@ async fn copy(
         }
     }
     let starts: Vec<u64> = partitions.iter().map(|view| view.start).collect();
-    import.finish(&starts)
+    appender.wait()?;
+    target.finish(name, &starts, BTreeMap::new())
 }
 
 impl Report<'_> {

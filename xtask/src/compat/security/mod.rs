@@ -17,7 +17,7 @@ use crate::Error;
 use crate::report::{Case, GoTests};
 use crate::server::{Config, Objects, Server, free_address};
 use crate::setup::{self, Missing};
-use crate::suites::tap;
+use crate::tap::tap;
 use crate::web::Authority;
 
 use issuer::{AUDIENCE, Issuer, NAME, Signer};

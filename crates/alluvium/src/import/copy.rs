@@ -1,0 +1,188 @@
+//! One pass of copying: a thread for each broker of the source copies what that broker leads, up to
+//! the last stable offset.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use alluvium_broker::{Exported, RecordDigest};
+
+use super::reader::{Fetched, Isolation, Position, Reader, STALLED};
+use super::source::Source;
+use super::target::{Appender, Target};
+use crate::topic::{EARLIEST, LATEST};
+
+/// Partitions that one request reads at most.
+const MOST_PARTITIONS: usize = 500;
+/// Bytes that a pass copies from each broker. They are read back from the memory of the target, and
+/// an interrupted import has at most so much to compare.
+const PASS_BYTES: usize = 512 << 20;
+
+/// A partition in a pass.
+pub(super) struct Copied {
+    pub(super) position: Position,
+    /// The leader of the partition.
+    pub(super) leader: i32,
+    /// Where this pass has begun.
+    pub(super) from: u64,
+    /// The first offset of the source.
+    pub(super) start: u64,
+    /// The last stable offset of the source when the pass began.
+    pub(super) end: u64,
+    /// The records from `from` to the position.
+    pub(super) digest: RecordDigest,
+}
+
+impl Copied {
+    /// Whether the source had more when the pass began.
+    pub(super) fn is_behind(&self) -> bool {
+        self.position.next < self.end
+    }
+}
+
+/// Shared by the threads of a pass.
+pub(super) struct Pass<'a> {
+    pub(super) stop: &'a AtomicBool,
+    /// Offsets that are copied.
+    pub(super) done: AtomicU64,
+    /// Offsets that the partitions were behind when the pass began, once they are known.
+    pub(super) total: AtomicU64,
+    /// Called with what is done, and the total.
+    pub(super) progress: alluvium_device::Progress,
+}
+
+/// Copies the partitions until each has reached its end, or the pass has copied enough, or a
+/// partition fails.
+///
+/// # Errors
+/// A connection failed, a partition has moved, the target refuses a batch. What is copied is in the
+/// positions, but may not have been acknowledged.
+pub(super) fn run(
+    source: &Source,
+    target: &Target,
+    partitions: &mut [Copied],
+    pass: &Pass<'_>,
+) -> Result<(), String> {
+    let mut of_leaders: BTreeMap<i32, Vec<&mut Copied>> = BTreeMap::new();
+    for partition in partitions {
+        of_leaders.entry(partition.leader).or_default().push(partition);
+    }
+    let failed = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (failed, threads) = (&failed, of_leaders.into_iter());
+        let threads: Vec<_> = threads
+            .map(|(leader, partitions)| {
+                scope.spawn(move || {
+                    let copied = copy(source, target, leader, partitions, pass, failed);
+                    if copied.is_err() {
+                        failed.store(true, Ordering::Relaxed);
+                    }
+                    copied
+                })
+            })
+            .collect();
+        let ended = threads.into_iter().map(|thread| match thread.join() {
+            Ok(copied) => copied,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        // All of them have ended before the first error is returned.
+        ended.collect::<Vec<_>>().into_iter().collect()
+    })
+}
+
+/// Copies the partitions of one broker.
+fn copy(
+    source: &Source,
+    target: &Target,
+    leader: i32,
+    mut partitions: Vec<&mut Copied>,
+    pass: &Pass<'_>,
+    failed: &AtomicBool,
+) -> Result<(), String> {
+    let mut reader = source.broker(leader)?;
+    let mut appender = target.appender().map_err(|failure| failure.message().to_owned())?;
+    let positions: Vec<_> = partitions.iter().map(|it| it.position.clone()).collect();
+    let starts = reader.offsets(&positions, EARLIEST, Isolation::Committed)?;
+    let ends = reader.offsets(&positions, LATEST, Isolation::Committed)?;
+    for (partition, (start, end)) in partitions.iter_mut().zip(starts.into_iter().zip(ends)) {
+        (partition.start, partition.end) = (start.min(end), end);
+        let Position { topic, partition: index, next } = &partition.position;
+        if *next > end {
+            return Err(format!(
+                "topic {topic}, partition {index}: the source ends at {end}, before offset {next} \
+                 that was copied: it has lost records, or is another cluster"
+            ));
+        }
+        pass.total.fetch_add(end - next, Ordering::Relaxed);
+    }
+    let (mut bytes, mut progress) = (0, Instant::now());
+    loop {
+        partitions.retain(|it| it.is_behind());
+        let stops = pass.stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
+        if partitions.is_empty() || stops || bytes >= PASS_BYTES {
+            return appender.wait();
+        }
+        let count = partitions.len().min(MOST_PARTITIONS);
+        let wanted: Vec<_> = partitions[..count].iter().map(|it| it.position.clone()).collect();
+        for (number, fetched) in reader.fetch(&wanted)? {
+            let taken = take(partitions[number], fetched, &mut reader, &mut appender, pass)?;
+            if let Some(of_part) = taken {
+                bytes += of_part;
+                progress = Instant::now();
+            }
+        }
+        // The next request begins with others.
+        partitions.rotate_left(count);
+        if progress.elapsed() > STALLED {
+            let Position { topic, partition, next } = &partitions[0].position;
+            return Err(format!(
+                "topic {topic}, partition {partition}: the source has sent nothing from offset \
+                 {next} on for {} s",
+                STALLED.as_secs()
+            ));
+        }
+    }
+}
+
+/// Sends what was read of a partition to the target. Returns the number of bytes, or `None` if
+/// there was nothing.
+fn take(
+    partition: &mut Copied,
+    fetched: Fetched,
+    reader: &mut Reader,
+    appender: &mut Appender,
+    pass: &Pass<'_>,
+) -> Result<Option<usize>, String> {
+    let Position { topic, partition: index, next } = partition.position.clone();
+    let of = |reason: String| format!("topic {topic}, partition {index}: {reason}");
+    let part = match fetched {
+        Fetched::Part(part) => part,
+        Fetched::Moved(reason) => return Err(of(reason)),
+        Fetched::OutOfRange => {
+            // Retention has deleted what follows.
+            let position = std::slice::from_ref(&partition.position);
+            partition.start = reader.offsets(position, EARLIEST, Isolation::Committed)?[0];
+            if partition.start <= next {
+                return Err(of(format!("the source does not have offset {next}")));
+            }
+            partition.end = partition.end.max(partition.start);
+            let mut part = Exported::from(next);
+            part.cover(partition.start);
+            part
+        }
+    };
+    let mut bytes = 0;
+    for batch in part.batches {
+        bytes += batch.len();
+        partition.digest.add(&batch).map_err(|error| of(error.to_string()))?;
+        appender.append(&topic, index, batch).map_err(|reason| match reason.contains(&topic) {
+            true => reason,
+            false => of(reason),
+        })?;
+    }
+    let done = pass.done.fetch_add(part.next - next, Ordering::Relaxed) + part.next - next;
+    (pass.progress)(done, pass.total.load(Ordering::Relaxed).max(done));
+    partition.position.next = part.next;
+    Ok((part.next > next).then_some(bytes))
+}

@@ -1,0 +1,241 @@
+//! Committed offsets of consumer groups.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::offset_commit_request::{
+    OffsetCommitRequestPartition, OffsetCommitRequestTopic,
+};
+use kafka_protocol::messages::offset_delete_request::{
+    OffsetDeleteRequestPartition, OffsetDeleteRequestTopic,
+};
+use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
+use kafka_protocol::messages::{
+    FindCoordinatorRequest, GroupId, ListGroupsRequest, OffsetCommitRequest, OffsetDeleteRequest,
+    OffsetFetchRequest, TopicName,
+};
+use kafka_protocol::protocol::StrBytes;
+use serde::Serialize;
+
+use super::source::Source;
+use crate::address::HostPort;
+use crate::kafka::{Access, Client, partition_index, refusal, topic_name};
+use crate::output::Failure;
+
+/// The first version of OffsetFetch that names several groups, and the last that names topics.
+const OFFSET_FETCH: (i16, i16) = (8, 9);
+/// The last version of OffsetCommit that names topics.
+const NEWEST_COMMIT: i16 = 9;
+/// The group whose offsets at the target are the ends of what was compared with the source.
+const VERIFIED: &str = "alluvium-import";
+/// The key type of a coordinator of groups.
+const GROUP: i8 = 0;
+
+/// The committed offsets of one group.
+pub(super) struct Group {
+    pub(super) name: String,
+    topics: Vec<OffsetCommitRequestTopic>,
+}
+
+/// A group whose offsets are not copied.
+#[derive(Serialize)]
+pub(super) struct LeftOut {
+    pub(super) group: String,
+    pub(super) reason: String,
+}
+
+impl Group {
+    /// Whether it has committed no offset of the topics.
+    pub(super) fn is_empty(&self) -> bool {
+        self.topics.is_empty()
+    }
+}
+
+/// Reads the committed offsets of all groups, for these topics.
+///
+/// # Errors
+/// A broker does not answer, or refuses.
+pub(super) fn read(source: &mut Source, topics: &BTreeSet<&str>) -> Result<Vec<Group>, Failure> {
+    let access = source.access.clone();
+    let mut names = BTreeSet::new();
+    for broker in source.brokers.values() {
+        let mut client = Client::connect(broker, &access).map_err(Failure::new)?;
+        let version = client.version::<ListGroupsRequest>(5).map_err(Failure::new)?;
+        let answer = client.call(version, &ListGroupsRequest::default()).map_err(Failure::new)?;
+        if let Some(reason) = refusal(answer.error_code, None) {
+            return Err(Failure::Failed(format!("groups of broker {broker}: {reason}")));
+        }
+        names.extend(answer.groups.iter().map(|group| group.group_id.to_string()));
+    }
+    names.remove(VERIFIED);
+    let group = |name: String| {
+        let mut client = coordinator(&mut source.admin, &access, &name)?;
+        read_one(&mut client, name, topics)
+    };
+    names.into_iter().map(group).collect()
+}
+
+/// Reads the committed offsets of a group at its coordinator, for these topics.
+fn read_one(client: &mut Client, name: String, topics: &BTreeSet<&str>) -> Result<Group, Failure> {
+    let failed = |reason: String| Failure::Failed(format!("group {name}: {reason}"));
+    let version = client.version::<OffsetFetchRequest>(OFFSET_FETCH.1).map_err(Failure::new)?;
+    let id = GroupId(StrBytes::from_string(name.clone()));
+    let request = match version >= OFFSET_FETCH.0 {
+        true => {
+            let group =
+                OffsetFetchRequestGroup::default().with_group_id(id.clone()).with_topics(None);
+            OffsetFetchRequest::default().with_groups(vec![group])
+        }
+        false => OffsetFetchRequest::default().with_group_id(id).with_topics(None),
+    };
+    let answer = client.call(version, &request.with_require_stable(false)).map_err(Failure::new)?;
+    let code = answer.groups.first().map_or(answer.error_code, |group| group.error_code);
+    if let Some(reason) = refusal(code, None) {
+        return Err(failed(reason));
+    }
+    // Newer versions answer with a list of groups, older ones with the topics of the only one.
+    let mut found: BTreeMap<String, Vec<OffsetCommitRequestPartition>> = BTreeMap::new();
+    let mut add = |topic: &TopicName, index: i32, offset: i64, metadata: &Option<StrBytes>| {
+        if offset >= 0 && topics.contains(&*topic.0) {
+            let partition = OffsetCommitRequestPartition::default()
+                .with_partition_index(index)
+                .with_committed_offset(offset)
+                .with_committed_metadata(metadata.clone());
+            found.entry(topic.0.to_string()).or_default().push(partition);
+        }
+    };
+    for topic in answer.groups.iter().flat_map(|group| &group.topics) {
+        for it in &topic.partitions {
+            add(&topic.name, it.partition_index, it.committed_offset, &it.metadata);
+        }
+    }
+    for topic in &answer.topics {
+        for it in &topic.partitions {
+            add(&topic.name, it.partition_index, it.committed_offset, &it.metadata);
+        }
+    }
+    let topics = found.into_iter().map(|(topic, partitions)| {
+        OffsetCommitRequestTopic::default()
+            .with_name(topic_name(&topic))
+            .with_partitions(partitions)
+    });
+    let topics = topics.collect();
+    Ok(Group { name, topics })
+}
+
+/// Connects to the coordinator of a group.
+fn coordinator(admin: &mut Client, access: &Access, group: &str) -> Result<Client, Failure> {
+    let failed = |reason: String| Failure::Failed(format!("group {group}: {reason}"));
+    let version = admin.version::<FindCoordinatorRequest>(5).map_err(Failure::new)?;
+    let key = StrBytes::from_string(group.to_owned());
+    let request = FindCoordinatorRequest::default().with_key_type(GROUP);
+    let request = match version >= 4 {
+        true => request.with_coordinator_keys(vec![key]),
+        false => request.with_key(key),
+    };
+    let answer = admin.call(version, &request).map_err(Failure::new)?;
+    let (code, host, port) = match answer.coordinators.first() {
+        Some(found) => (found.error_code, found.host.to_string(), found.port),
+        None => (answer.error_code, answer.host.to_string(), answer.port),
+    };
+    if let Some(reason) = refusal(code, None) {
+        return Err(failed(reason));
+    }
+    let port =
+        u16::try_from(port).map_err(|_| failed(format!("its coordinator has port {port}")))?;
+    Client::connect(&HostPort { host, port }, access).map_err(Failure::new)
+}
+
+/// Commits the offsets of groups at the target. Returns the groups that it refuses.
+///
+/// # Errors
+/// It does not answer.
+pub(super) fn commit(client: &mut Client, groups: &[Group]) -> Result<Vec<LeftOut>, Failure> {
+    let version = client.version::<OffsetCommitRequest>(NEWEST_COMMIT).map_err(Failure::new)?;
+    let mut left_out = Vec::new();
+    for group in groups.iter().filter(|group| !group.is_empty()) {
+        // Without a member: accepted while the group has none.
+        let request = OffsetCommitRequest::default()
+            .with_group_id(GroupId(StrBytes::from_string(group.name.clone())))
+            .with_generation_id_or_member_epoch(-1)
+            .with_topics(group.topics.clone());
+        let answer = client.call(version, &request).map_err(Failure::new)?;
+        let results = answer.topics.iter().flat_map(|topic| &topic.partitions);
+        let refused = results.into_iter().find_map(|it| refusal(it.error_code, None));
+        if let Some(reason) = refused {
+            left_out.push(LeftOut { group: group.name.clone(), reason });
+        }
+    }
+    Ok(left_out)
+}
+
+/// Returns the offsets up to which partitions of these topics were compared with the source.
+///
+/// # Errors
+/// The target does not answer, or refuses.
+pub(super) fn verified(
+    client: &mut Client,
+    topics: &BTreeSet<&str>,
+) -> Result<BTreeMap<(String, usize), u64>, Failure> {
+    let group = read_one(client, VERIFIED.to_owned(), topics)?;
+    let mut verified = BTreeMap::new();
+    for topic in &group.topics {
+        for partition in &topic.partitions {
+            let index = usize::try_from(partition.partition_index).map_err(Failure::new)?;
+            let offset = partition.committed_offset.cast_unsigned();
+            verified.insert((topic.name.0.to_string(), index), offset);
+        }
+    }
+    Ok(verified)
+}
+
+/// Notes the offsets up to which partitions were compared.
+///
+/// # Errors
+/// The target does not answer, or refuses.
+pub(super) fn note_verified<'a>(
+    client: &mut Client,
+    ends: impl Iterator<Item = (&'a str, usize, u64)>,
+) -> Result<(), Failure> {
+    let mut topics: BTreeMap<&str, Vec<OffsetCommitRequestPartition>> = BTreeMap::new();
+    for (topic, partition, end) in ends {
+        let partition = OffsetCommitRequestPartition::default()
+            .with_partition_index(partition_index(partition))
+            .with_committed_offset(i64::try_from(end).map_err(Failure::new)?);
+        topics.entry(topic).or_default().push(partition);
+    }
+    let topics = topics.into_iter().map(|(topic, partitions)| {
+        OffsetCommitRequestTopic::default().with_name(topic_name(topic)).with_partitions(partitions)
+    });
+    let group = Group { name: VERIFIED.to_owned(), topics: topics.collect() };
+    match commit(client, &[group])?.pop() {
+        None => Ok(()),
+        Some(LeftOut { group, reason }) => Err(Failure::Failed(format!("group {group}: {reason}"))),
+    }
+}
+
+/// Deletes the note for a topic that is opened.
+///
+/// # Errors
+/// The target does not answer, or refuses.
+pub(super) fn forget_verified(
+    client: &mut Client,
+    topic: &str,
+    partitions: usize,
+) -> Result<(), Failure> {
+    let version = client.version::<OffsetDeleteRequest>(0).map_err(Failure::new)?;
+    let partition = |index| {
+        OffsetDeleteRequestPartition::default().with_partition_index(partition_index(index))
+    };
+    let topic = OffsetDeleteRequestTopic::default()
+        .with_name(topic_name(topic))
+        .with_partitions((0..partitions).map(partition).collect());
+    let request = OffsetDeleteRequest::default()
+        .with_group_id(GroupId(StrBytes::from_static_str(VERIFIED)))
+        .with_topics(vec![topic]);
+    let answer = client.call(version, &request).map_err(Failure::new)?;
+    match ResponseError::try_from_code(answer.error_code) {
+        None | Some(ResponseError::GroupIdNotFound) => Ok(()),
+        Some(error) => Err(Failure::Failed(format!("group {VERIFIED}: {error}"))),
+    }
+}

@@ -1,0 +1,188 @@
+//! Committed records of partitions, read over Kafka's protocol.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use alluvium_broker::Exported;
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka_protocol::messages::fetch_response::PartitionData;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::{BrokerId, FetchRequest, ListOffsetsRequest};
+
+use crate::address::HostPort;
+use crate::kafka::{Access, Client, partition_index, refusal, topic_name};
+
+/// A partition that answers nothing for this time, and is not complete, ends the import.
+pub(super) const STALLED: Duration = Duration::from_secs(60);
+/// The last version of Fetch that names topics by name.
+const NEWEST_FETCH: i16 = 12;
+const FETCH_MAX_WAIT_MS: i32 = 500;
+/// Bytes of a response, and of one partition in it. A larger batch comes alone.
+const FETCH_MAX_BYTES: i32 = 16 << 20;
+const PARTITION_MAX_BYTES: i32 = 4 << 20;
+/// Kafka's isolation levels. The last offset of a partition is its high watermark, or its last
+/// stable offset.
+#[derive(Clone, Copy)]
+pub(super) enum Isolation {
+    Uncommitted = 0,
+    Committed = 1,
+}
+
+/// One partition, and where it continues.
+#[derive(Clone)]
+pub(super) struct Position {
+    pub(super) topic: String,
+    pub(super) partition: usize,
+    pub(super) next: u64,
+}
+
+/// What a partition answered to a fetch.
+pub(super) enum Fetched {
+    Part(Exported),
+    /// The offset is before the first one, or after the last one.
+    OutOfRange,
+    /// The partition has another leader, or none at the moment.
+    Moved(String),
+}
+
+/// A connection that reads committed records of the partitions that a broker leads.
+pub(super) struct Reader {
+    client: Client,
+    version: i16,
+}
+
+impl Reader {
+    /// Connects to a broker.
+    ///
+    /// # Errors
+    /// It cannot be reached, or refuses the login.
+    pub(super) fn connect(address: &HostPort, access: &Access) -> Result<Self, String> {
+        let client = Client::connect(address, access).map_err(|error| error.to_string())?;
+        let version =
+            client.version::<FetchRequest>(NEWEST_FETCH).map_err(|error| error.to_string())?;
+        Ok(Self { client, version })
+    }
+
+    /// Returns the offset of each partition for one of Kafka's special timestamps.
+    ///
+    /// # Errors
+    /// The broker does not lead one, or does not answer.
+    pub(super) fn offsets(
+        &mut self,
+        positions: &[Position],
+        timestamp: i64,
+        isolation: Isolation,
+    ) -> Result<Vec<u64>, String> {
+        let fail = |error: &dyn std::fmt::Display| error.to_string();
+        let version = self.client.version::<ListOffsetsRequest>(7).map_err(|e| fail(&e))?;
+        let topics = positions.iter().map(|position| {
+            let partition = ListOffsetsPartition::default()
+                .with_partition_index(partition_index(position.partition))
+                .with_timestamp(timestamp);
+            ListOffsetsTopic::default()
+                .with_name(topic_name(&position.topic))
+                .with_partitions(vec![partition])
+        });
+        let request = ListOffsetsRequest::default()
+            .with_replica_id(BrokerId(-1))
+            .with_isolation_level(isolation as i8)
+            .with_topics(topics.collect());
+        let answer = self.client.call(version, &request).map_err(|e| fail(&e))?;
+        let mut found = BTreeMap::new();
+        for topic in &answer.topics {
+            for partition in &topic.partitions {
+                let (name, index) = (topic.name.0.to_string(), partition.partition_index);
+                if let Some(reason) = refusal(partition.error_code, None) {
+                    return Err(format!("topic {name}, partition {index}: {reason}"));
+                }
+                found.insert((name, index), partition.offset);
+            }
+        }
+        let of = |position: &Position| {
+            let index = partition_index(position.partition);
+            let offset = found.get(&(position.topic.clone(), index));
+            offset.and_then(|offset| u64::try_from(*offset).ok()).ok_or_else(|| {
+                format!("topic {}, partition {index}: no offset in the answer", position.topic)
+            })
+        };
+        positions.iter().map(of).collect()
+    }
+
+    /// Reads from these positions on. Returns the answers of partitions in the order of
+    /// `positions`; partitions without an answer are left out.
+    ///
+    /// # Errors
+    /// The connection failed, or a batch is damaged.
+    pub(super) fn fetch(
+        &mut self,
+        positions: &[Position],
+    ) -> Result<Vec<(usize, Fetched)>, String> {
+        let topics = positions.iter().map(|position| {
+            let partition = FetchPartition::default()
+                .with_partition(partition_index(position.partition))
+                .with_fetch_offset(i64::try_from(position.next).unwrap_or(i64::MAX))
+                .with_partition_max_bytes(PARTITION_MAX_BYTES);
+            FetchTopic::default()
+                .with_topic(topic_name(&position.topic))
+                .with_partitions(vec![partition])
+        });
+        // Without a fetch session: each request names all partitions.
+        let request = FetchRequest::default()
+            .with_replica_id(BrokerId(-1))
+            .with_max_wait_ms(FETCH_MAX_WAIT_MS)
+            .with_min_bytes(1)
+            .with_max_bytes(FETCH_MAX_BYTES)
+            .with_isolation_level(Isolation::Committed as i8)
+            .with_session_epoch(-1)
+            .with_topics(topics.collect());
+        let answer = self.client.call(self.version, &request).map_err(|error| error.to_string())?;
+        if let Some(reason) = refusal(answer.error_code, None) {
+            return Err(format!("fetch: {reason}"));
+        }
+        let mut answers = BTreeMap::new();
+        for topic in &answer.responses {
+            for data in &topic.partitions {
+                answers.insert((topic.topic.0.as_str(), data.partition_index), data);
+            }
+        }
+        let mut fetched = Vec::new();
+        for (number, position) in positions.iter().enumerate() {
+            let index = partition_index(position.partition);
+            if let Some(data) = answers.get(&(position.topic.as_str(), index)) {
+                let part = part(position, data).map_err(|reason| {
+                    format!("topic {}, partition {index}: {reason}", position.topic)
+                })?;
+                fetched.push((number, part));
+            }
+        }
+        Ok(fetched)
+    }
+}
+
+/// Reads the answer of one partition.
+fn part(position: &Position, data: &PartitionData) -> Result<Fetched, String> {
+    use ResponseError as E;
+    match ResponseError::try_from_code(data.error_code) {
+        None => {}
+        Some(E::OffsetOutOfRange) => return Ok(Fetched::OutOfRange),
+        Some(
+            error @ (E::NotLeaderOrFollower
+            | E::LeaderNotAvailable
+            | E::UnknownTopicOrPartition
+            | E::ReplicaNotAvailable
+            | E::KafkaStorageError
+            | E::FencedLeaderEpoch
+            | E::UnknownLeaderEpoch),
+        ) => return Ok(Fetched::Moved(error.to_string())),
+        Some(error) => return Err(error.to_string()),
+    }
+    let mut exported = Exported::from(position.next);
+    let stable = u64::try_from(data.last_stable_offset).map_err(|_| "no last stable offset")?;
+    let aborted = data.aborted_transactions.iter().flatten();
+    let aborted = aborted.map(|it| (it.producer_id.0, it.first_offset.cast_unsigned())).collect();
+    if let Some(records) = data.records.as_ref().filter(|records| !records.is_empty()) {
+        exported.add_fetched(records, aborted, stable).map_err(|error| error.to_string())?;
+    }
+    Ok(Fetched::Part(exported))
+}

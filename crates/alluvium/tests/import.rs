@@ -1,0 +1,135 @@
+//! `alluvium import` from another server, with the built binary. `cargo xtask import` runs it from
+//! a cluster of Apache Kafka.
+
+mod support;
+
+use std::process::{Child, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use support::parts::Parts;
+use support::produce::{consume, produce};
+use support::{Server, alluvium, contains, ok, ok_json, refused, run, until};
+
+/// Kafka's code of a request that a policy does not allow.
+const POLICY_VIOLATION: i16 = 44;
+
+/// A source and a target.
+struct Sides {
+    _parts: [Parts; 2],
+    from: Server,
+    to: Server,
+}
+
+impl Sides {
+    fn start() -> Self {
+        let parts = [Parts::new(), Parts::new()];
+        let [from, to] = [0, 1]
+            .map(|side| Server::start_command(parts[side].command("data", "wal", "objects", &[])));
+        Self { _parts: parts, from, to }
+    }
+
+    /// The words of an import.
+    fn import<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
+        let sides = ["import", "--from", &self.from.kafka, "--bootstrap", &self.to.kafka];
+        [&sides[..], more].concat()
+    }
+
+    fn at_source<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
+        [words, &["--bootstrap", &self.from.kafka]].concat()
+    }
+
+    fn at_target<'a>(&'a self, words: &[&'a str]) -> Vec<&'a str> {
+        [words, &["--bootstrap", &self.to.kafka]].concat()
+    }
+
+    fn produce(&self, topic: &str, values: &[&'static str]) {
+        for value in values {
+            assert_eq!(produce(&self.from.kafka, topic, value.as_bytes()).unwrap(), 0);
+        }
+    }
+
+    /// The state of a topic after an import with this exit code.
+    fn state(&self, code: i32, topic: &str, more: &[&str]) -> String {
+        let output = run(&self.import(&[&["--json"], more].concat()));
+        assert_eq!(output.status.code(), Some(code), "{}", support::stderr(&output));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        report["topics"][topic]["state"].as_str().unwrap_or("none").to_owned()
+    }
+}
+
+#[test]
+fn topics_are_imported_once_and_existing_ones_are_left_alone() {
+    let sides = Sides::start();
+    let words = ["topic", "create", "a", "--partitions", "2", "--config", "retention.ms=-1"];
+    ok(&sides.at_source(&words));
+    ok(&sides.at_source(&["topic", "create", "b"]));
+    sides.produce("a", &["1", "2", "3"]);
+    sides.produce("b", &["x"]);
+
+    contains(&refused(2, &sides.import(&["--topics", "c"])), &["has no topic c: it has a, b"]);
+    contains(
+        &refused(1, &["import", "--from", "127.0.0.1:1", "--bootstrap", &sides.to.kafka]),
+        &["127.0.0.1:1", "cannot connect"],
+    );
+    assert_eq!(sides.state(0, "a", &["--dry-run"]), "planned");
+    assert!(!ok(&sides.at_target(&["topic", "list"])).contains("a "));
+
+    assert_eq!(sides.state(0, "a", &["--topics", "a*"]), "opened");
+    assert_eq!(consume(&sides.to.kafka, "a"), ["1", "2", "3"]);
+    let described = ok_json(&sides.at_target(&["topic", "describe", "a", "--json"]));
+    assert_eq!(described[0]["configs"]["retention.ms"], "-1");
+    assert_eq!(sides.state(0, "a", &["--topics", "a"]), "complete");
+    assert_eq!(sides.state(0, "a", &["--dry-run"]), "complete");
+    assert_eq!(sides.state(0, "a", &["--topics", "a", "--verify"]), "compared");
+    assert_eq!(sides.state(3, "b", &["--topics", "b", "--verify"]), "missing");
+
+    // It is an ordinary topic now, and no import changes it.
+    assert_eq!(produce(&sides.to.kafka, "a", b"4").unwrap(), 0);
+    sides.produce("a", &["other", "5"]);
+    assert_eq!(sides.state(3, "a", &[]), "exists");
+    assert_eq!(consume(&sides.to.kafka, "a"), ["1", "2", "3", "4"]);
+    assert_eq!(consume(&sides.to.kafka, "b"), ["x"]);
+    let output = run(&sides.import(&["--topics", "a", "--verify", "--json"]));
+    assert_eq!(output.status.code(), Some(3));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let partition = &report["topics"]["a"]["partitions"][0];
+    assert_eq!((&partition["compared"]["different"], &partition["behind"]), (&1.into(), &1.into()));
+    assert_eq!(partition["compared"]["first"], 3);
+}
+
+#[test]
+fn an_import_follows_its_source_and_goes_on_after_a_kill() {
+    let sides = Sides::start();
+    ok(&sides.at_source(&["topic", "create", "a"]));
+    sides.produce("a", &["1"]);
+    for (value, signal) in [("2", Signal::KILL), ("3", Signal::INT), ("4", Signal::TERM)] {
+        let mut command = alluvium();
+        command.args(sides.import(&["--follow"])).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut following = Running(command.spawn().unwrap());
+        sides.produce("a", &[value]);
+        until("the record is copied", || {
+            let listed = ok(&sides.at_target(&["topic", "list"]));
+            listed.contains("a ") && consume(&sides.to.kafka, "a").iter().any(|it| it == value)
+        });
+        let refusal = produce(&sides.to.kafka, "a", b"too early").unwrap();
+        assert_eq!(refusal, POLICY_VIOLATION);
+        let pid = Pid::from_raw(following.0.id().cast_signed()).unwrap();
+        kill_process(pid, signal).unwrap();
+        let status = following.0.wait().unwrap();
+        assert_eq!(status.success(), signal != Signal::KILL, "{status}");
+    }
+    sides.produce("a", &["5"]);
+    assert_eq!(sides.state(0, "a", &[]), "opened");
+    assert_eq!(consume(&sides.to.kafka, "a"), ["1", "2", "3", "4", "5"]);
+    assert_eq!(produce(&sides.to.kafka, "a", b"6").unwrap(), 0);
+}
+
+/// A process that is killed when it is dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
