@@ -24,6 +24,7 @@ const PROPERTIES: &str = "\
     super.users=User:ANONYMOUS\n\
     group.initial.rebalance.delay.ms=0\n\
     log.cleaner.backoff.ms=500\n\
+    log.retention.ms=-1\n\
     sasl.enabled.mechanisms=SCRAM-SHA-512\n\
     listener.name.secure.scram-sha-512.sasl.jaas.config=\
     org.apache.kafka.common.security.scram.ScramLoginModule required;\n\

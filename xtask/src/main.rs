@@ -110,7 +110,7 @@ enum Task {
     /// Lose the data directory, the WAL, or a part of the object store, in a directory or an S3
     /// server; what `alluvium rebuild` states as lost must be exactly what is lost: a campaign.
     Loss(LossOptions),
-    /// Import topics from a cluster of Apache Kafka, interrupted by SIGKILL, and compare everything:
+    /// Import topics from a cluster of Apache Kafka, interrupted by SIGKILL, and compare all of it:
     /// a campaign.
     Import(ImportOptions),
     /// Cut the power of a virtual machine's disks under the WAL and under three volume servers,
@@ -199,7 +199,7 @@ enum Suite {
     Damage,
     /// Loss of the WAL or of parts of the object store, 25 drills.
     Loss,
-    /// `alluvium import` from a cluster of Apache Kafka, 2 MiB for each codec.
+    /// `alluvium import` from a cluster of Apache Kafka, 6 MiB for each codec.
     Import,
     /// 1 GiB through a WAL of 256 MiB.
     Endless,

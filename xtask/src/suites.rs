@@ -76,7 +76,7 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     suite(Suite::Compacted, "compacted", &|| bench.compacted(6, options.seed));
     suite(Suite::Damage, "damage", &|| bench.damage(60, options.seed));
     suite(Suite::Loss, "loss", &|| bench.loss(25, options.seed, ""));
-    suite(Suite::Import, "import", &|| bench.import(2));
+    suite(Suite::Import, "import", &|| bench.import(6));
     suite(Suite::Endless, "endless", &|| bench.endless(1024, WAL_MEBIBYTES));
     suite(Suite::Memory, "memory", &|| bench.memory());
     if wanted(Suite::Compat) {

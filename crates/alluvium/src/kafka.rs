@@ -59,6 +59,8 @@ pub(crate) struct Receiving {
     stream: Stream,
     /// The connection has neither TLS nor a login.
     is_plain: bool,
+    /// The option that names the file of client properties.
+    option: &'static str,
 }
 
 /// A request without a usable response. The message names the broker.
@@ -116,7 +118,7 @@ impl Client {
             }
         }
         let stream = connected.ok_or_else(|| {
-            fail(format!("cannot connect: {last_error}; is `alluvium serve` running there?"))
+            fail(format!("cannot connect: {last_error}; is a server running there?"))
         })?;
         stream.set_nodelay(true).map_err(|error| fail(error.to_string()))?;
         let stream = match &access.tls {
@@ -129,7 +131,12 @@ impl Client {
         let is_plain = access.tls.is_none() && access.login.is_none();
         let frame = BytesMut::new();
         let mut client = Self {
-            receiving: Receiving { broker: name.clone(), stream: reading, is_plain },
+            receiving: Receiving {
+                broker: name.clone(),
+                stream: reading,
+                is_plain,
+                option: access.option.unwrap_or("--command-config"),
+            },
             sending: Sending { broker: name, stream, correlation: 0, frame },
             served: HashMap::new(),
         };
@@ -296,11 +303,10 @@ impl Receiving {
         let mut length = [0; 4];
         self.read_exact(&mut length)?;
         if length.starts_with(&TLS_ALERT) {
-            return Err(self.error(
-                "it answers with TLS: set security.protocol=SSL or SASL_SSL in the file of \
-                 --command-config"
-                    .into(),
-            ));
+            return Err(self.error(format!(
+                "it answers with TLS: set security.protocol=SSL or SASL_SSL in the file of {}",
+                self.option
+            )));
         }
         let length = i64::from((&length[..]).get_i32());
         let length = usize::try_from(length)
@@ -319,8 +325,11 @@ impl Receiving {
             let reason = self.stream.reason(&error);
             // A listener with TLS or SASL closes the connection of a client that does not use it.
             let hint = match self.is_plain && error.kind() == std::io::ErrorKind::UnexpectedEof {
-                true => "; if its listener uses TLS or SASL, configure that with --command-config",
-                false => "",
+                true => format!(
+                    "; if its listener uses TLS or SASL, configure that with {}",
+                    self.option
+                ),
+                false => String::new(),
             };
             self.error(format!("incomplete answer: {reason}{hint}"))
         })

@@ -35,6 +35,8 @@ pub struct Exported {
     pub next: u64,
     /// The number of records in the batches.
     pub records: u64,
+    /// The leader epoch of the last batch that was read, if there was one.
+    pub leader_epoch: Option<i32>,
 }
 
 impl Exported {
@@ -58,6 +60,7 @@ impl Exported {
     ) -> Result<(), BadBatch> {
         let batches = batches(records, self.next)?;
         let read_to = batches.last().map_or(self.next, |(header, _)| header.end()).min(end);
+        self.leader_epoch = batches.last().map(|(_, batch)| batch::leader_epoch(batch));
         let wanted = batches.into_iter().map(|(_, batch)| batch);
         let wanted = wanted.take_while(|batch| {
             BatchHeader::parse(batch).is_some_and(|header| header.base_offset.cast_unsigned() < end)

@@ -68,22 +68,30 @@ pub(super) fn read(
     Ok(Ok(acls))
 }
 
-/// Creates ACLs at the target. Returns the reasons for which it refuses some.
+/// Creates ACLs at the target. Returns the reasons for which it refuses some; `None` if it has no
+/// ACLs at all.
 ///
 /// # Errors
 /// It does not answer.
-pub(super) fn create(client: &mut Client, acls: Vec<AclCreation>) -> Result<Vec<String>, Failure> {
+pub(super) fn create(
+    client: &mut Client,
+    acls: Vec<AclCreation>,
+) -> Result<Option<Vec<String>>, Failure> {
     if acls.is_empty() {
-        return Ok(Vec::new());
+        return Ok(Some(Vec::new()));
     }
     let version = client.version::<CreateAclsRequest>(3).map_err(Failure::new)?;
     let request = CreateAclsRequest::default().with_creations(acls);
     let answer = client.call(version, &request).map_err(Failure::new)?;
+    let disabled = ResponseError::SecurityDisabled.code();
+    if answer.results.iter().any(|result| result.error_code == disabled) {
+        return Ok(None);
+    }
     let refused = request.creations.iter().zip(&answer.results).filter_map(|(acl, result)| {
         let reason = refusal(result.error_code, result.error_message.as_ref())?;
         Some(format!("ACL of {} on {}: {reason}", &*acl.principal, &*acl.resource_name))
     });
-    Ok(refused.collect())
+    Ok(Some(refused.collect()))
 }
 
 /// Returns the names of the users that log in with SCRAM. None if the server does not show them.

@@ -8,6 +8,7 @@ use std::time::Instant;
 use alluvium_broker::{Exported, RecordDigest, record_digests};
 
 use super::reader::{Fetched, Isolation, Position, Reader, STALLED};
+use crate::output::Failure;
 use crate::topic::EARLIEST;
 
 /// Reads a range of a partition, and returns the digest of its committed records.
@@ -19,7 +20,7 @@ pub(super) fn digest(
     topic: &str,
     partition: usize,
     range: Range<u64>,
-) -> Result<RecordDigest, String> {
+) -> Result<RecordDigest, Failure> {
     let mut digest = RecordDigest::default();
     let mut side = Side::new(reader, topic, partition, range);
     while let Some(part) = side.read()? {
@@ -59,7 +60,7 @@ pub(super) fn compare(
     topic: &str,
     partition: usize,
     range: Range<u64>,
-) -> Result<Compared, String> {
+) -> Result<Compared, Failure> {
     let mut of_source = Records::new(Side::new(source, topic, partition, range.clone()));
     let mut of_target = Records::new(Side::new(target, topic, partition, range));
     let mut found = Compared::default();
@@ -113,14 +114,15 @@ impl<'a> Side<'a> {
     }
 
     /// Reads the next part of the range; `None` at its end.
-    fn read(&mut self) -> Result<Option<Exported>, String> {
+    fn read(&mut self) -> Result<Option<Exported>, Failure> {
         let since = Instant::now();
         while self.position.next < self.end {
             let part = match self.reader.fetch(std::slice::from_ref(&self.position))?.pop() {
                 Some((_, Fetched::Part(part))) => part,
                 Some((_, Fetched::OutOfRange)) => {
                     let position = std::slice::from_ref(&self.position);
-                    let starts = self.reader.offsets(position, EARLIEST, Isolation::Committed)?;
+                    let starts = self.reader.offsets(position, EARLIEST, Isolation::Committed);
+                    let starts = starts.map_err(Failure::Failed)?;
                     if starts[0] <= self.position.next {
                         return Err(self.error(&format!("no offset {}", self.position.next)));
                     }
@@ -141,9 +143,9 @@ impl<'a> Side<'a> {
         Ok(None)
     }
 
-    fn error(&self, reason: &str) -> String {
+    fn error(&self, reason: &str) -> Failure {
         let Position { topic, partition, .. } = &self.position;
-        format!("topic {topic}, partition {partition}: {reason}")
+        Failure::Failed(format!("topic {topic}, partition {partition}: {reason}"))
     }
 }
 
@@ -158,7 +160,7 @@ impl<'a> Records<'a> {
         Self { side, queue: VecDeque::new() }
     }
 
-    fn peek(&mut self) -> Result<Option<(u64, [u8; 32])>, String> {
+    fn peek(&mut self) -> Result<Option<(u64, [u8; 32])>, Failure> {
         while self.queue.is_empty() {
             let Some(part) = self.side.read()? else { return Ok(None) };
             for batch in &part.batches {

@@ -11,6 +11,7 @@ use alluvium_broker::{Exported, RecordDigest};
 use super::reader::{Fetched, Isolation, Position, Reader, STALLED};
 use super::source::Source;
 use super::target::{Appender, Target};
+use crate::output::Failure;
 use crate::topic::{EARLIEST, LATEST};
 
 /// Partitions that one request reads at most.
@@ -30,6 +31,10 @@ pub(super) struct Copied {
     pub(super) start: u64,
     /// The last stable offset of the source when the pass began.
     pub(super) end: u64,
+    /// Up to where earlier passes have compared it.
+    pub(super) verified: u64,
+    /// The leader epoch of the last batch that was read, if it is known.
+    pub(super) epoch: Option<i32>,
     /// The records from `from` to the position.
     pub(super) digest: RecordDigest,
 }
@@ -63,7 +68,7 @@ pub(super) fn run(
     target: &Target,
     partitions: &mut [Copied],
     pass: &Pass<'_>,
-) -> Result<(), String> {
+) -> Result<(), Failure> {
     let mut of_leaders: BTreeMap<i32, Vec<&mut Copied>> = BTreeMap::new();
     for partition in partitions {
         of_leaders.entry(partition.leader).or_default().push(partition);
@@ -99,20 +104,19 @@ fn copy(
     mut partitions: Vec<&mut Copied>,
     pass: &Pass<'_>,
     failed: &AtomicBool,
-) -> Result<(), String> {
-    let mut reader = source.broker(leader)?;
-    let mut appender = target.appender().map_err(|failure| failure.message().to_owned())?;
+) -> Result<(), Failure> {
+    let mut reader = source.broker(leader).map_err(Failure::Failed)?;
+    let mut appender = target.appender()?;
     let positions: Vec<_> = partitions.iter().map(|it| it.position.clone()).collect();
-    let starts = reader.offsets(&positions, EARLIEST, Isolation::Committed)?;
-    let ends = reader.offsets(&positions, LATEST, Isolation::Committed)?;
+    let starts = reader.offsets(&positions, EARLIEST, Isolation::Committed);
+    let starts = starts.map_err(Failure::Failed)?;
+    let ends = reader.offsets(&positions, LATEST, Isolation::Committed);
+    let ends = ends.map_err(Failure::Failed)?;
     for (partition, (start, end)) in partitions.iter_mut().zip(starts.into_iter().zip(ends)) {
         (partition.start, partition.end) = (start.min(end), end);
         let Position { topic, partition: index, next } = &partition.position;
         if *next > end {
-            return Err(format!(
-                "topic {topic}, partition {index}: the source ends at {end}, before offset {next} \
-                 that was copied: it has lost records, or is another cluster"
-            ));
+            return Err(lost_records(topic, *index, end, *next));
         }
         pass.total.fetch_add(end - next, Ordering::Relaxed);
     }
@@ -121,7 +125,7 @@ fn copy(
         partitions.retain(|it| it.is_behind());
         let stops = pass.stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
         if partitions.is_empty() || stops || bytes >= PASS_BYTES {
-            return appender.wait();
+            return appender.wait().map_err(Failure::Failed);
         }
         let count = partitions.len().min(MOST_PARTITIONS);
         let wanted: Vec<_> = partitions[..count].iter().map(|it| it.position.clone()).collect();
@@ -132,17 +136,26 @@ fn copy(
                 progress = Instant::now();
             }
         }
-        // The next request begins with others.
+        // If there are more than one request can name, the next one begins with the others.
         partitions.rotate_left(count);
         if progress.elapsed() > STALLED {
             let Position { topic, partition, next } = &partitions[0].position;
-            return Err(format!(
+            return Err(Failure::Failed(format!(
                 "topic {topic}, partition {partition}: the source has sent nothing from offset \
                  {next} on for {} s",
                 STALLED.as_secs()
-            ));
+            )));
         }
     }
+}
+
+/// The failure of a partition that has lost offsets that were copied.
+pub(super) fn lost_records(topic: &str, partition: usize, end: u64, copied: u64) -> Failure {
+    Failure::Lost(format!(
+        "topic {topic}, partition {partition}: the source has lost records: of what was copied up \
+         to offset {copied}, it has the offsets before {end}. Delete the topic at the target, and \
+         repeat the command"
+    ))
 }
 
 /// Sends what was read of a partition to the target. Returns the number of bytes, or `None` if
@@ -153,16 +166,18 @@ fn take(
     reader: &mut Reader,
     appender: &mut Appender,
     pass: &Pass<'_>,
-) -> Result<Option<usize>, String> {
+) -> Result<Option<usize>, Failure> {
     let Position { topic, partition: index, next } = partition.position.clone();
-    let of = |reason: String| format!("topic {topic}, partition {index}: {reason}");
+    let of =
+        |reason: String| Failure::Failed(format!("topic {topic}, partition {index}: {reason}"));
     let part = match fetched {
         Fetched::Part(part) => part,
         Fetched::Moved(reason) => return Err(of(reason)),
         Fetched::OutOfRange => {
             // Retention has deleted what follows.
             let position = std::slice::from_ref(&partition.position);
-            partition.start = reader.offsets(position, EARLIEST, Isolation::Committed)?[0];
+            let starts = reader.offsets(position, EARLIEST, Isolation::Committed);
+            partition.start = starts.map_err(Failure::Failed)?[0];
             if partition.start <= next {
                 return Err(of(format!("the source does not have offset {next}")));
             }
@@ -176,13 +191,11 @@ fn take(
     for batch in part.batches {
         bytes += batch.len();
         partition.digest.add(&batch).map_err(|error| of(error.to_string()))?;
-        appender.append(&topic, index, batch).map_err(|reason| match reason.contains(&topic) {
-            true => reason,
-            false => of(reason),
-        })?;
+        appender.append(&topic, index, batch).map_err(Failure::Failed)?;
     }
     let done = pass.done.fetch_add(part.next - next, Ordering::Relaxed) + part.next - next;
     (pass.progress)(done, pass.total.load(Ordering::Relaxed).max(done));
     partition.position.next = part.next;
+    partition.epoch = part.leader_epoch.or(partition.epoch);
     Ok((part.next > next).then_some(bytes))
 }

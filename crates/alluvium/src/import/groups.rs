@@ -24,6 +24,8 @@ use crate::output::Failure;
 
 /// The first version of OffsetFetch that names several groups, and the last that names topics.
 const OFFSET_FETCH: (i16, i16) = (8, 9);
+/// The first version of OffsetFetch that waits for offsets of open transactions.
+const REQUIRE_STABLE: i16 = 7;
 /// The last version of OffsetCommit that names topics.
 const NEWEST_COMMIT: i16 = 9;
 /// The group whose offsets at the target are the ends of what was compared with the source.
@@ -35,6 +37,8 @@ const GROUP: i8 = 0;
 pub(super) struct Group {
     pub(super) name: String,
     topics: Vec<OffsetCommitRequestTopic>,
+    /// Why the source does not return one of its offsets.
+    refused: Option<(String, ResponseError)>,
 }
 
 /// A group whose offsets are not copied.
@@ -42,9 +46,32 @@ pub(super) struct Group {
 pub(super) struct LeftOut {
     pub(super) group: String,
     pub(super) reason: String,
+    /// Its topics that are being imported.
+    pub(super) topics: Vec<String>,
 }
 
 impl Group {
+    /// Lowers offsets beyond the ends of partitions.
+    pub(super) fn cap(&mut self, end: impl Fn(&str, usize) -> Option<u64>) {
+        for topic in &mut self.topics {
+            for partition in &mut topic.partitions {
+                // Epochs of another cluster mean nothing at the target.
+                partition.committed_leader_epoch = -1;
+                let index = usize::try_from(partition.partition_index).unwrap_or(usize::MAX);
+                let end = end(&topic.name.0, index).and_then(|end| i64::try_from(end).ok());
+                if let Some(end) = end {
+                    partition.committed_offset = partition.committed_offset.min(end);
+                }
+            }
+        }
+    }
+
+    fn left_out(&self, reason: String) -> LeftOut {
+        let topics = self.topics.iter().map(|topic| topic.name.0.to_string());
+        let refused = self.refused.iter().map(|(topic, _)| topic.clone());
+        LeftOut { group: self.name.clone(), reason, topics: topics.chain(refused).collect() }
+    }
+
     /// Whether it has committed no offset of the topics.
     pub(super) fn is_empty(&self) -> bool {
         self.topics.is_empty()
@@ -88,30 +115,54 @@ fn read_one(client: &mut Client, name: String, topics: &BTreeSet<&str>) -> Resul
         }
         false => OffsetFetchRequest::default().with_group_id(id).with_topics(None),
     };
-    let answer = client.call(version, &request.with_require_stable(false)).map_err(Failure::new)?;
+    let answer = client
+        .call(version, &request.with_require_stable(version >= REQUIRE_STABLE))
+        .map_err(Failure::new)?;
     let code = answer.groups.first().map_or(answer.error_code, |group| group.error_code);
     if let Some(reason) = refusal(code, None) {
         return Err(failed(reason));
     }
     // Newer versions answer with a list of groups, older ones with the topics of the only one.
     let mut found: BTreeMap<String, Vec<OffsetCommitRequestPartition>> = BTreeMap::new();
-    let mut add = |topic: &TopicName, index: i32, offset: i64, metadata: &Option<StrBytes>| {
-        if offset >= 0 && topics.contains(&*topic.0) {
-            let partition = OffsetCommitRequestPartition::default()
-                .with_partition_index(index)
-                .with_committed_offset(offset)
-                .with_committed_metadata(metadata.clone());
-            found.entry(topic.0.to_string()).or_default().push(partition);
-        }
-    };
+    let mut refused = None;
+    let mut add =
+        |topic: &TopicName, index: i32, offset: i64, metadata: &Option<StrBytes>, epoch, code| {
+            if !topics.contains(&*topic.0) {
+                return;
+            }
+            if let Some(error) = ResponseError::try_from_code(code) {
+                refused = Some((topic.0.to_string(), error));
+            } else if offset >= 0 {
+                let partition = OffsetCommitRequestPartition::default()
+                    .with_partition_index(index)
+                    .with_committed_offset(offset)
+                    .with_committed_leader_epoch(epoch)
+                    .with_committed_metadata(metadata.clone());
+                found.entry(topic.0.to_string()).or_default().push(partition);
+            }
+        };
     for topic in answer.groups.iter().flat_map(|group| &group.topics) {
         for it in &topic.partitions {
-            add(&topic.name, it.partition_index, it.committed_offset, &it.metadata);
+            add(
+                &topic.name,
+                it.partition_index,
+                it.committed_offset,
+                &it.metadata,
+                it.committed_leader_epoch,
+                it.error_code,
+            );
         }
     }
     for topic in &answer.topics {
         for it in &topic.partitions {
-            add(&topic.name, it.partition_index, it.committed_offset, &it.metadata);
+            add(
+                &topic.name,
+                it.partition_index,
+                it.committed_offset,
+                &it.metadata,
+                it.committed_leader_epoch,
+                it.error_code,
+            );
         }
     }
     let topics = found.into_iter().map(|(topic, partitions)| {
@@ -120,7 +171,7 @@ fn read_one(client: &mut Client, name: String, topics: &BTreeSet<&str>) -> Resul
             .with_partitions(partitions)
     });
     let topics = topics.collect();
-    Ok(Group { name, topics })
+    Ok(Group { name, topics, refused })
 }
 
 /// Connects to the coordinator of a group.
@@ -153,7 +204,15 @@ fn coordinator(admin: &mut Client, access: &Access, group: &str) -> Result<Clien
 pub(super) fn commit(client: &mut Client, groups: &[Group]) -> Result<Vec<LeftOut>, Failure> {
     let version = client.version::<OffsetCommitRequest>(NEWEST_COMMIT).map_err(Failure::new)?;
     let mut left_out = Vec::new();
-    for group in groups.iter().filter(|group| !group.is_empty()) {
+    for group in groups {
+        if let Some((topic, error)) = &group.refused {
+            let reason = format!("the source does not return its offset of topic {topic}: {error}");
+            left_out.push(group.left_out(reason));
+            continue;
+        }
+        if group.is_empty() {
+            continue;
+        }
         // Without a member: accepted while the group has none.
         let request = OffsetCommitRequest::default()
             .with_group_id(GroupId(StrBytes::from_string(group.name.clone())))
@@ -161,29 +220,37 @@ pub(super) fn commit(client: &mut Client, groups: &[Group]) -> Result<Vec<LeftOu
             .with_topics(group.topics.clone());
         let answer = client.call(version, &request).map_err(Failure::new)?;
         let results = answer.topics.iter().flat_map(|topic| &topic.partitions);
-        let refused = results.into_iter().find_map(|it| refusal(it.error_code, None));
-        if let Some(reason) = refused {
-            left_out.push(LeftOut { group: group.name.clone(), reason });
+        if let Some(reason) = results.into_iter().find_map(|it| refusal(it.error_code, None)) {
+            left_out.push(group.left_out(reason));
         }
     }
     Ok(left_out)
 }
 
-/// Returns the offsets up to which partitions of these topics were compared with the source.
+/// Up to where a partition was compared with the source.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Verified {
+    pub(super) end: u64,
+    /// The leader epoch of the source's last batch before the end, if it is known.
+    pub(super) epoch: Option<i32>,
+}
+
+/// Returns up to where partitions of these topics were compared with the source.
 ///
 /// # Errors
 /// The target does not answer, or refuses.
 pub(super) fn verified(
     client: &mut Client,
     topics: &BTreeSet<&str>,
-) -> Result<BTreeMap<(String, usize), u64>, Failure> {
+) -> Result<BTreeMap<(String, usize), Verified>, Failure> {
     let group = read_one(client, VERIFIED.to_owned(), topics)?;
     let mut verified = BTreeMap::new();
     for topic in &group.topics {
         for partition in &topic.partitions {
             let index = usize::try_from(partition.partition_index).map_err(Failure::new)?;
-            let offset = partition.committed_offset.cast_unsigned();
-            verified.insert((topic.name.0.to_string(), index), offset);
+            let end = partition.committed_offset.cast_unsigned();
+            let epoch = Some(partition.committed_leader_epoch).filter(|epoch| *epoch >= 0);
+            verified.insert((topic.name.0.to_string(), index), Verified { end, epoch });
         }
     }
     Ok(verified)
@@ -195,22 +262,25 @@ pub(super) fn verified(
 /// The target does not answer, or refuses.
 pub(super) fn note_verified<'a>(
     client: &mut Client,
-    ends: impl Iterator<Item = (&'a str, usize, u64)>,
+    ends: impl Iterator<Item = (&'a str, usize, Verified)>,
 ) -> Result<(), Failure> {
     let mut topics: BTreeMap<&str, Vec<OffsetCommitRequestPartition>> = BTreeMap::new();
-    for (topic, partition, end) in ends {
+    for (topic, partition, Verified { end, epoch }) in ends {
         let partition = OffsetCommitRequestPartition::default()
             .with_partition_index(partition_index(partition))
-            .with_committed_offset(i64::try_from(end).map_err(Failure::new)?);
+            .with_committed_offset(i64::try_from(end).map_err(Failure::new)?)
+            .with_committed_leader_epoch(epoch.unwrap_or(-1));
         topics.entry(topic).or_default().push(partition);
     }
     let topics = topics.into_iter().map(|(topic, partitions)| {
         OffsetCommitRequestTopic::default().with_name(topic_name(topic)).with_partitions(partitions)
     });
-    let group = Group { name: VERIFIED.to_owned(), topics: topics.collect() };
+    let group = Group { name: VERIFIED.to_owned(), topics: topics.collect(), refused: None };
     match commit(client, &[group])?.pop() {
         None => Ok(()),
-        Some(LeftOut { group, reason }) => Err(Failure::Failed(format!("group {group}: {reason}"))),
+        Some(LeftOut { group, reason, .. }) => {
+            Err(Failure::Failed(format!("group {group}: {reason}")))
+        }
     }
 }
 

@@ -5,9 +5,11 @@ mod acls;
 mod compare;
 mod copy;
 mod groups;
+mod inspect;
 mod reader;
 mod report;
 mod run;
+mod settings;
 mod source;
 pub(crate) mod target;
 
@@ -20,22 +22,23 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use self::run::Import;
+use self::report::Report;
+use self::run::{Import, Plan};
 use crate::address::HostPort;
 use crate::kafka::Access;
 use crate::output::{self, Failure};
 use crate::serve::Signals;
 use crate::topic::Common;
 
-/// How often a run without `--follow` copies what the source has got meanwhile, before it reports
-/// that the source is still written.
+/// Number of times that a run without `--follow` copies what the source has received meanwhile,
+/// before it reports that the source is still written.
 const ROUNDS: usize = 5;
-/// How often an import that follows looks for new records.
+/// The interval at which an import that follows asks for new records.
 const POLL: Duration = Duration::from_secs(1);
-/// How often an import that follows copies committed offsets and ACLs, and reports what it does.
-const GROUPS: Duration = Duration::from_secs(10);
+/// The interval at which an import that follows copies committed offsets, and logs its state.
+const GROUPS_INTERVAL: Duration = Duration::from_secs(10);
 /// The longest pause after a failure.
-const MOST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 /// Copy topics of a running Kafka cluster to this server: records at the same offsets, settings,
 /// committed offsets and ACLs.
@@ -48,12 +51,13 @@ const MOST_PAUSE: Duration = Duration::from_secs(30);
 /// it with SIGINT, and run it without --follow. That copies the rest and opens the topics for
 /// producers. Then start consumers and producers with the new address.
 ///
-/// An interrupted import goes on when the command is repeated. A topic takes no records of
+/// An interrupted import resumes when the command is repeated. A topic takes no records of
 /// producers until it is opened. Topics that exist already are left alone. The source is only read.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Exit codes: 0 done, or a dry run; 1 failed: repeat the command to go on; 2 wrong \
-                  usage; 3 a part is not done or, with --verify, different, as stated."
+    after_help = "Exit codes: 0 done, or a dry run; 1 failed: repeat the command to resume; 2 \
+                  wrong usage; 3 some topics, groups or ACLs were not imported, or differ: the \
+                  output lists them."
 )]
 pub(crate) struct ImportArgs {
     /// Addresses of brokers of the cluster. One that answers is enough.
@@ -62,20 +66,23 @@ pub(crate) struct ImportArgs {
     /// Client properties for the cluster: TLS and login, as those of --command-config.
     #[arg(long, value_name = "FILE")]
     from_config: Option<PathBuf>,
-    /// Topics: names, or beginnings of names followed by `*`. Default: all but internal ones.
+    /// Topics: names, or prefixes of names followed by `*`. Default: all but internal ones.
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     topics: Vec<String>,
-    /// Keep copying what the source gets, until SIGINT or SIGTERM. Topics are not opened.
+    /// Topics to leave out, named as for --topics.
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    exclude_topics: Vec<String>,
+    /// Keep copying what the source receives, until SIGINT or SIGTERM. Topics are not opened.
     #[arg(long, conflicts_with_all = ["snapshot", "verify", "dry_run"])]
     follow: bool,
-    /// Open topics although the source still gets records, or has open transactions: for a copy
-    /// that does not replace the source.
+    /// Open topics although the source still receives records, has open transactions, or has groups
+    /// that cannot be copied: for a copy that does not replace the source.
     #[arg(long, conflicts_with_all = ["verify", "dry_run"])]
     snapshot: bool,
     /// Copy nothing. Compare all records that both sides have, and the settings of topics.
     #[arg(long, conflicts_with = "dry_run")]
     verify: bool,
-    /// Copy nothing. Print what would be copied, and what this server refuses of it.
+    /// Copy nothing. Print the topics that would be copied, and the settings that are refused.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -88,24 +95,35 @@ pub(crate) struct ImportArgs {
 /// A side cannot be reached, or refuses; records differ; topics are not opened.
 pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
     output::start_logging("warn,alluvium=info,alluvium::progress=info")?;
-    let from_access = Access::of(args.from_config.as_deref()).map_err(Failure::Usage)?;
-    let to = (args.common.bootstrap.clone(), args.common.access()?);
-    let mut import = Import::new((args.from.clone(), from_access), to, args.topics.clone());
-    if args.dry_run {
-        import.plan()?;
-    } else if args.verify {
-        import.verify()?;
-    } else if args.follow {
-        follow(&mut import)?;
-    } else {
-        once(&mut import, args.snapshot)?;
-    }
-    let report = import.report();
+    let mut from_access = Access::of(args.from_config.as_deref()).map_err(Failure::Usage)?;
+    from_access.option = Some("--from-config");
+    let plan = Plan {
+        from: args.from.clone(),
+        from_access,
+        to: args.common.bootstrap.clone(),
+        to_access: args.common.access()?,
+        wanted: args.topics.iter().filter(|name| !name.is_empty()).cloned().collect(),
+        excluded: args.exclude_topics.clone(),
+    };
+    let report = match (args.dry_run, args.verify) {
+        (true, _) => inspect::plan(&plan)?,
+        (_, true) => inspect::verify(&plan)?,
+        _ => copy_all(Import::new(plan), args)?,
+    };
     match args.common.json {
-        true => output::json(report)?,
+        true => output::json(&report)?,
         false => report.print()?,
     }
     if args.dry_run { Ok(()) } else { report.outcome() }
+}
+
+/// Copies records, and opens topics unless the import follows.
+fn copy_all(mut import: Import, args: &ImportArgs) -> Result<Report, Failure> {
+    match args.follow {
+        true => follow(&mut import)?,
+        false => once(&mut import, args.snapshot)?,
+    }
+    Ok(import.report)
 }
 
 /// Copies everything, and opens the topics that the source has no more records of.
@@ -113,7 +131,8 @@ fn once(import: &mut Import, snapshot: bool) -> Result<(), Failure> {
     let stop = AtomicBool::new(false);
     for _ in 0..ROUNDS {
         while !import.pass(&stop)? {}
-        import.copy_groups_and_acls()?;
+        import.copy_groups()?;
+        import.copy_acls()?;
         if import.open(snapshot)? {
             break;
         }
@@ -128,9 +147,9 @@ fn follow(import: &mut Import) -> Result<(), Failure> {
     let mut groups_at: Option<Instant> = None;
     while !stop.load(Ordering::Relaxed) {
         let passed = import.pass(&stop).and_then(|caught_up| {
-            let is_due = groups_at.is_none_or(|at| at.elapsed() >= GROUPS);
+            let is_due = groups_at.is_none_or(|at| at.elapsed() >= GROUPS_INTERVAL);
             if caught_up && is_due {
-                import.copy_groups_and_acls()?;
+                import.copy_groups()?;
                 import.log_state();
                 groups_at = Some(Instant::now());
             }
@@ -140,9 +159,11 @@ fn follow(import: &mut Import) -> Result<(), Failure> {
             Ok(false) => pause = Duration::ZERO,
             Ok(true) => pause = POLL,
             // The first pass shows whether the command is right.
-            Err(failure) if groups_at.is_none() && !import.has_copied() => return Err(failure),
+            Err(failure) if !import.has_copied => return Err(failure),
+            // A repetition does not help.
+            Err(failure @ (Failure::Lost(_) | Failure::Usage(_))) => return Err(failure),
             Err(failure) => {
-                pause = (pause * 2).clamp(POLL, MOST_PAUSE);
+                pause = (pause * 2).clamp(POLL, MAX_PAUSE);
                 let seconds = pause.as_secs();
                 tracing::warn!("{}; next attempt in {seconds} s", failure.message());
             }

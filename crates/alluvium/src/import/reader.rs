@@ -8,10 +8,16 @@ use kafka_protocol::ResponseError;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::PartitionData;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
-use kafka_protocol::messages::{BrokerId, FetchRequest, ListOffsetsRequest};
+use kafka_protocol::messages::offset_for_leader_epoch_request::{
+    OffsetForLeaderPartition, OffsetForLeaderTopic,
+};
+use kafka_protocol::messages::{
+    BrokerId, FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest,
+};
 
 use crate::address::HostPort;
 use crate::kafka::{Access, Client, partition_index, refusal, topic_name};
+use crate::output::Failure;
 
 /// A partition that answers nothing for this time, and is not complete, ends the import.
 pub(super) const STALLED: Duration = Duration::from_secs(60);
@@ -109,6 +115,46 @@ impl Reader {
         positions.iter().map(of).collect()
     }
 
+    /// Returns where the leader epoch of each position ends, or the last lower one that the log
+    /// has: behind that, it has other records than when the epoch was current (KIP-320).
+    ///
+    /// # Errors
+    /// The broker does not lead a partition, or does not answer.
+    pub(super) fn epoch_ends(
+        &mut self,
+        positions: &[(Position, i32)],
+    ) -> Result<Vec<Option<u64>>, String> {
+        let version = self.client.version::<OffsetForLeaderEpochRequest>(4);
+        let version = version.map_err(|error| error.to_string())?;
+        let topics = positions.iter().map(|(position, epoch)| {
+            let partition = OffsetForLeaderPartition::default()
+                .with_partition(partition_index(position.partition))
+                .with_leader_epoch(*epoch);
+            OffsetForLeaderTopic::default()
+                .with_topic(topic_name(&position.topic))
+                .with_partitions(vec![partition])
+        });
+        let request = OffsetForLeaderEpochRequest::default()
+            .with_replica_id(BrokerId(-1))
+            .with_topics(topics.collect());
+        let answer = self.client.call(version, &request).map_err(|error| error.to_string())?;
+        let mut found = BTreeMap::new();
+        for topic in &answer.topics {
+            for partition in &topic.partitions {
+                let (name, index) = (topic.topic.0.to_string(), partition.partition);
+                if let Some(reason) = refusal(partition.error_code, None) {
+                    return Err(format!("topic {name}, partition {index}: {reason}"));
+                }
+                found.insert((name, index), u64::try_from(partition.end_offset).ok());
+            }
+        }
+        let of = |(position, _): &(Position, i32)| {
+            let index = partition_index(position.partition);
+            found.get(&(position.topic.clone(), index)).copied().flatten()
+        };
+        Ok(positions.iter().map(of).collect())
+    }
+
     /// Reads from these positions on. Returns the answers of partitions in the order of
     /// `positions`; partitions without an answer are left out.
     ///
@@ -117,7 +163,7 @@ impl Reader {
     pub(super) fn fetch(
         &mut self,
         positions: &[Position],
-    ) -> Result<Vec<(usize, Fetched)>, String> {
+    ) -> Result<Vec<(usize, Fetched)>, Failure> {
         let topics = positions.iter().map(|position| {
             let partition = FetchPartition::default()
                 .with_partition(partition_index(position.partition))
@@ -136,9 +182,9 @@ impl Reader {
             .with_isolation_level(Isolation::Committed as i8)
             .with_session_epoch(-1)
             .with_topics(topics.collect());
-        let answer = self.client.call(self.version, &request).map_err(|error| error.to_string())?;
+        let answer = self.client.call(self.version, &request).map_err(Failure::new)?;
         if let Some(reason) = refusal(answer.error_code, None) {
-            return Err(format!("fetch: {reason}"));
+            return Err(Failure::Failed(format!("fetch: {reason}")));
         }
         let mut answers = BTreeMap::new();
         for topic in &answer.responses {
@@ -150,8 +196,11 @@ impl Reader {
         for (number, position) in positions.iter().enumerate() {
             let index = partition_index(position.partition);
             if let Some(data) = answers.get(&(position.topic.as_str(), index)) {
-                let part = part(position, data).map_err(|reason| {
-                    format!("topic {}, partition {index}: {reason}", position.topic)
+                let of =
+                    |reason: &str| format!("topic {}, partition {index}: {reason}", position.topic);
+                let part = part(position, data).map_err(|failure| match failure {
+                    Failure::Lost(reason) => Failure::Lost(of(&reason)),
+                    other => Failure::Failed(of(other.message())),
                 })?;
                 fetched.push((number, part));
             }
@@ -161,7 +210,10 @@ impl Reader {
 }
 
 /// Reads the answer of one partition.
-fn part(position: &Position, data: &PartitionData) -> Result<Fetched, String> {
+///
+/// # Errors
+/// The broker refuses, or, as [`Failure::Lost`], a batch cannot be imported.
+fn part(position: &Position, data: &PartitionData) -> Result<Fetched, Failure> {
     use ResponseError as E;
     match ResponseError::try_from_code(data.error_code) {
         None => {}
@@ -175,14 +227,16 @@ fn part(position: &Position, data: &PartitionData) -> Result<Fetched, String> {
             | E::FencedLeaderEpoch
             | E::UnknownLeaderEpoch),
         ) => return Ok(Fetched::Moved(error.to_string())),
-        Some(error) => return Err(error.to_string()),
+        Some(error) => return Err(Failure::new(error)),
     }
     let mut exported = Exported::from(position.next);
-    let stable = u64::try_from(data.last_stable_offset).map_err(|_| "no last stable offset")?;
+    let stable = u64::try_from(data.last_stable_offset)
+        .map_err(|_| Failure::Failed("no last stable offset".into()))?;
     let aborted = data.aborted_transactions.iter().flatten();
     let aborted = aborted.map(|it| (it.producer_id.0, it.first_offset.cast_unsigned())).collect();
     if let Some(records) = data.records.as_ref().filter(|records| !records.is_empty()) {
-        exported.add_fetched(records, aborted, stable).map_err(|error| error.to_string())?;
+        let added = exported.add_fetched(records, aborted, stable);
+        added.map_err(|error| Failure::Lost(error.to_string()))?;
     }
     Ok(Fetched::Part(exported))
 }

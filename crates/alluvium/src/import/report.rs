@@ -1,12 +1,13 @@
 //! What an import has done, for people and as JSON.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
 use super::compare::Compared;
 use super::copy::Copied;
 use super::groups::LeftOut;
+use super::source::SourceTopic;
 use crate::output::{self, Failure, Table};
 use crate::units::counted;
 
@@ -17,11 +18,15 @@ pub(super) struct Report {
     pub(super) source: String,
     pub(super) topics: BTreeMap<String, TopicReport>,
     /// Groups whose committed offsets were copied.
-    pub(super) groups: usize,
-    pub(super) groups_left_out: Vec<LeftOut>,
+    pub(super) groups: BTreeSet<String>,
+    /// Groups whose committed offsets were not copied.
+    pub(super) groups_left_out: BTreeMap<String, LeftOut>,
     /// ACLs that the target has, too.
     pub(super) acls: usize,
-    pub(super) acls_left_out: Vec<String>,
+    pub(super) acls_left_out: BTreeSet<String>,
+    /// Why no ACLs are copied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) acls_note: Option<String>,
     /// Users of the source with SCRAM that the target does not have. Their passwords cannot be
     /// read.
     pub(super) users: Vec<String>,
@@ -30,7 +35,7 @@ pub(super) struct Report {
 #[derive(Serialize)]
 pub(super) struct TopicReport {
     /// What the setting `alluvium.import` is until the topic is opened.
-    source: String,
+    pub(super) source: String,
     pub(super) state: State,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
@@ -42,6 +47,9 @@ pub(super) struct TopicReport {
     pub(super) partitions: Vec<PartitionReport>,
     /// The source has records that are not copied, although the topic is open.
     pub(super) has_more: bool,
+    /// The topic that was compared takes no records of producers yet.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_import: bool,
     /// Records may be missing at a side that has compacted them.
     #[serde(skip)]
     pub(super) is_compacted: bool,
@@ -56,6 +64,8 @@ pub(super) enum State {
     Importing,
     /// As `Importing`: the source still has more.
     SourceActive,
+    /// As `Importing`: the reason says why it cannot be opened, or not even copied.
+    Blocked,
     Opened,
     /// It exists, is no import, and ends where the source does.
     Complete,
@@ -65,6 +75,13 @@ pub(super) enum State {
     Missing,
     /// It was compared.
     Compared,
+}
+
+impl State {
+    /// Whether another pass may copy more.
+    pub(super) fn is_importing(self) -> bool {
+        matches!(self, Self::Importing | Self::SourceActive | Self::Blocked)
+    }
 }
 
 #[derive(Serialize)]
@@ -78,13 +95,21 @@ pub(super) struct PartitionReport {
     records: u64,
     /// Offsets of the source that the target does not have yet.
     pub(super) behind: u64,
+    /// Offsets of the source that the target has deleted.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(super) deleted: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) compared: Option<Compared>,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 impl PartitionReport {
     pub(super) fn new(partition: usize, start: u64, end: u64) -> Self {
-        Self { partition, start, end, records: 0, behind: 0, compared: None }
+        Self { partition, start, end, records: 0, behind: 0, deleted: 0, compared: None }
     }
 }
 
@@ -98,8 +123,23 @@ impl TopicReport {
             different_settings: BTreeMap::new(),
             partitions: Vec::new(),
             has_more: false,
+            is_import: false,
             is_compacted: false,
         }
+    }
+
+    /// Keeps the topic closed for this reason.
+    pub(super) fn block(&mut self, reason: &str) {
+        (self.state, self.reason) = (State::Blocked, Some(reason.to_owned()));
+    }
+
+    /// Keeps the topic closed if one of its partitions cannot be read.
+    pub(super) fn block_without_leader(&mut self, topic: &SourceTopic) -> bool {
+        let partition = topic.leaders.iter().position(|leader| *leader < 0);
+        if let Some(partition) = partition {
+            self.block(&format!("partition {partition} has no leader at the source"));
+        }
+        partition.is_some()
     }
 
     /// Adds what a pass has copied of a partition. Partitions come in their order.
@@ -120,7 +160,7 @@ impl TopicReport {
         self.partitions.iter().map(|partition| partition.records).sum()
     }
 
-    /// Whether something is different, or not as it should be.
+    /// Whether the comparison has found a difference.
     fn is_different(&self, partition: &PartitionReport) -> bool {
         let Some(compared) = &partition.compared else { return false };
         let Compared { missing, additional, different, .. } = compared;
@@ -128,7 +168,12 @@ impl TopicReport {
     }
 
     fn is_unfinished(&self) -> bool {
-        matches!(self.state, State::SourceActive | State::Exists | State::Missing)
+        let is_undone = matches!(
+            self.state,
+            State::SourceActive | State::Blocked | State::Exists | State::Missing
+        );
+        is_undone
+            || (self.state == State::Compared && self.reason.is_some())
             || !self.different_settings.is_empty()
             || self.partitions.iter().any(|it| self.is_different(it) || it.compared_behind() > 0)
     }
@@ -137,14 +182,14 @@ impl TopicReport {
 impl PartitionReport {
     /// Offsets that a comparison has found to be behind.
     fn compared_behind(&self) -> u64 {
-        if self.compared.is_some() { self.behind } else { 0 }
+        if self.compared.is_some() { self.behind + self.deleted } else { 0 }
     }
 }
 
 impl Report {
     /// Returns the names of the topics that are being imported.
     pub(super) fn importing(&self) -> Vec<String> {
-        let importing = self.topics.iter().filter(|(_, topic)| topic.state == State::Importing);
+        let importing = self.topics.iter().filter(|(_, topic)| topic.state.is_importing());
         importing.map(|(name, _)| name.clone()).collect()
     }
 
@@ -154,13 +199,13 @@ impl Report {
         let topics: Vec<_> = topics.map(|(name, _)| name).collect();
         if !topics.is_empty() {
             return Err(Failure::Lost(format!(
-                "not finished or not equal, as stated: {}",
+                "these topics were not imported, or differ: {}",
                 output::listed(&topics)
             )));
         }
         match self.groups_left_out.is_empty() && self.acls_left_out.is_empty() {
             true => Ok(()),
-            false => Err(Failure::Lost("groups or ACLs are left out, as stated".into())),
+            false => Err(Failure::Lost("some groups or ACLs were not imported".into())),
         }
     }
 
@@ -184,12 +229,17 @@ impl Report {
                 ))?;
             }
         }
+        for (name, topic) in &self.topics {
+            if let Some(reason) = &topic.reason {
+                output::line(format_args!("topic {name}: {reason}"))?;
+            }
+        }
         let Self { groups, groups_left_out, acls, acls_left_out, users, .. } = self;
-        if groups + groups_left_out.len() > 0 {
-            let groups = counted(*groups as u64, "group", "groups");
+        if groups.len() + groups_left_out.len() > 0 {
+            let groups = counted(groups.len() as u64, "group", "groups");
             output::line(format_args!("committed offsets of {groups} copied"))?;
         }
-        for LeftOut { group, reason } in groups_left_out {
+        for LeftOut { group, reason, .. } in groups_left_out.values() {
             output::line(format_args!("group {group} is left out: {reason}"))?;
         }
         if acls + acls_left_out.len() > 0 {
@@ -197,7 +247,10 @@ impl Report {
             output::line(format_args!("{acls} copied"))?;
         }
         for reason in acls_left_out {
-            output::line(format_args!("ACLs are left out: {reason}"))?;
+            output::line(format_args!("left out: {reason}"))?;
+        }
+        if let Some(note) = &self.acls_note {
+            output::line(note)?;
         }
         if !users.is_empty() {
             output::line(format_args!(
@@ -211,11 +264,13 @@ impl Report {
     fn print_topics(&self) -> Result<(), Failure> {
         let mut table = Table::of_numbers(&["TOPIC", "PARTITIONS", "OFFSETS", "COPIED", "STATE"]);
         for (name, topic) in &self.topics {
-            let offsets: u64 = topic.partitions.iter().map(|it| it.end - it.start).sum();
+            let offsets: u64 =
+                topic.partitions.iter().map(|it| it.end.saturating_sub(it.start)).sum();
             let state = match topic.state {
                 State::Planned => "to import",
                 State::Importing => "importing",
                 State::SourceActive => "source active",
+                State::Blocked => "blocked",
                 State::Opened if topic.has_more => "open, behind",
                 State::Opened => "open",
                 State::Complete => "complete",
@@ -244,6 +299,12 @@ impl Report {
             output::line(
                 "source active: the source has records that are not copied, or open transactions. \
                  Stop its producers and repeat the command; or open a copy with --snapshot",
+            )?;
+        }
+        if has(State::Blocked) {
+            output::line(
+                "blocked: the topic stays closed for the reason below. Remove it, and repeat the \
+                 command",
             )?;
         }
         if has(State::Complete) {
@@ -289,6 +350,17 @@ impl Report {
         for (name, topic) in &self.topics {
             if topic.state == State::Missing {
                 output::line(format_args!("topic {name} does not exist here"))?;
+            }
+            for partition in topic.partitions.iter().filter(|it| it.deleted > 0) {
+                output::line(format_args!(
+                    "topic {name}, partition {}: {} before offset {} are deleted here",
+                    partition.partition,
+                    counted(partition.deleted, "offset", "offsets"),
+                    partition.start
+                ))?;
+            }
+            if topic.is_import {
+                output::line(format_args!("topic {name} is still being imported"))?;
             }
             let differ = topic.partitions.iter().filter(|it| topic.is_different(it));
             for partition in differ {

@@ -3,13 +3,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
 
+use alluvium_broker::RecordDigest;
 use uuid::Uuid;
 
 use super::copy::{self, Copied, Pass};
+use super::groups::Verified;
 use super::reader::{Isolation, Position};
-use super::report::{PartitionReport, Report, State, TopicReport};
-use super::source::{Settings, Source, SourceTopic};
+use super::report::{Report, State, TopicReport};
+use super::settings::Settings;
+use super::source::{Source, SourceTopic};
 use super::target::{NotBegun, Target};
 use super::{acls, compare, groups};
 use crate::address::HostPort;
@@ -18,15 +22,35 @@ use crate::output::{self, Failure};
 use crate::progress::Meter;
 use crate::topic::{self, EARLIEST, LATEST};
 
+/// The interval at which the ends of all partitions are noted as compared, also of those without
+/// new records: committed offsets expire, by default after a week.
+const NOTE_ALL: Duration = Duration::from_secs(24 * 3600);
+
+/// What is imported, and from where to where.
+pub(super) struct Plan {
+    pub(super) from: Vec<HostPort>,
+    pub(super) from_access: Access,
+    pub(super) to: HostPort,
+    pub(super) to_access: Access,
+    /// Names, and prefixes of names followed by `*`. Empty: all topics.
+    pub(super) wanted: Vec<String>,
+    /// Those of them that are left out.
+    pub(super) excluded: Vec<String>,
+}
+
 /// An import: both sides, and what is known of each topic.
 pub(super) struct Import {
-    from: (Vec<HostPort>, Access),
-    to: (HostPort, Access),
-    /// Names, and beginnings of names followed by `*`. Empty: all topics.
-    wanted: Vec<String>,
+    pub(super) plan: Plan,
+    /// The settings of the source when the import of a topic began.
     settings: BTreeMap<String, Settings>,
-    report: Report,
+    /// The IDs at the target of topics whose import has begun in this run.
+    begun: BTreeMap<String, Uuid>,
+    pub(super) report: Report,
     progress: Option<Progress>,
+    /// Whether a pass has ended.
+    pub(super) has_copied: bool,
+    /// When the ends of all partitions were noted.
+    noted: Option<Instant>,
 }
 
 /// Progress until the source has no more.
@@ -36,51 +60,20 @@ struct Progress {
     done: u64,
 }
 
-impl Import {
-    pub(super) fn new(
-        from: (Vec<HostPort>, Access),
-        to: (HostPort, Access),
-        wanted: Vec<String>,
-    ) -> Self {
-        let (settings, report) = (BTreeMap::new(), Report::default());
-        Self { from, to, wanted, settings, report, progress: None }
-    }
-
-    pub(super) fn report(&self) -> &Report {
-        &self.report
-    }
-
-    /// Whether a pass has ended.
-    pub(super) fn has_copied(&self) -> bool {
-        !self.report.topics.is_empty()
-    }
-
-    /// Logs how much is copied.
-    pub(super) fn log_state(&self) {
-        let Report { groups, acls, .. } = &self.report;
-        let importing = self.report.topics.values().filter(|it| it.state == State::Importing);
-        let topics = importing.clone().count();
-        let records: u64 = importing.map(TopicReport::records).sum();
-        tracing::info!(
-            "caught up: {records} records of {topics} topics copied by this run; {groups} groups, \
-             {acls} ACLs"
-        );
-    }
-
+impl Plan {
     /// Connects to both sides. Connections do not last for the whole import: servers close those
     /// without requests.
-    fn sides(&self) -> Result<(Source, Target), Failure> {
-        let source = Source::connect(&self.from.0, &self.from.1)?;
-        Ok((source, Target::connect(&self.to.0, &self.to.1)?))
+    pub(super) fn connect(&self) -> Result<(Source, Target), Failure> {
+        let source = Source::connect(&self.from, &self.from_access)?;
+        Ok((source, Target::connect(&self.to, &self.to_access)?))
     }
 
     /// Returns the topics of the source that are wanted.
-    fn topics(&self, source: &mut Source) -> Result<Vec<SourceTopic>, Failure> {
+    ///
+    /// # Errors
+    /// The source does not answer, or does not have one.
+    pub(super) fn topics(&self, source: &mut Source) -> Result<Vec<SourceTopic>, Failure> {
         let all = source.topics()?;
-        let matches = |wanted: &str, name: &str| match wanted.strip_suffix('*') {
-            Some(beginning) => name.starts_with(beginning),
-            None => name == wanted,
-        };
         let missing: Vec<_> = self
             .wanted
             .iter()
@@ -93,10 +86,60 @@ impl Import {
                 output::listed(&all.iter().map(|topic| &topic.name).collect::<Vec<_>>())
             )));
         }
-        let is_wanted = |topic: &SourceTopic| {
-            self.wanted.is_empty() || self.wanted.iter().any(|wanted| matches(wanted, &topic.name))
+        Ok(self.filtered(all))
+    }
+
+    fn filtered(&self, all: Vec<SourceTopic>) -> Vec<SourceTopic> {
+        let is_in = |patterns: &[String], topic: &SourceTopic| {
+            patterns.iter().any(|pattern| matches(pattern, &topic.name))
         };
-        Ok(all.into_iter().filter(is_wanted).collect())
+        let is_wanted = |topic: &SourceTopic| {
+            (self.wanted.is_empty() || is_in(&self.wanted, topic)) && !is_in(&self.excluded, topic)
+        };
+        all.into_iter().filter(is_wanted).collect()
+    }
+}
+
+/// Whether a name is this one, or has this prefix, which `*` follows.
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.strip_suffix('*') {
+        Some(prefix) => name.starts_with(prefix),
+        None => name == pattern,
+    }
+}
+
+impl Import {
+    pub(super) fn new(plan: Plan) -> Self {
+        Self {
+            plan,
+            settings: BTreeMap::new(),
+            begun: BTreeMap::new(),
+            report: Report::default(),
+            progress: None,
+            has_copied: false,
+            noted: None,
+        }
+    }
+
+    /// Returns the topics of the source that are wanted. Names that the source had once may be
+    /// missing.
+    fn topics(&self, source: &mut Source) -> Result<Vec<SourceTopic>, Failure> {
+        match self.has_copied {
+            true => Ok(self.plan.filtered(source.topics()?)),
+            false => self.plan.topics(source),
+        }
+    }
+
+    /// Logs how much is copied.
+    pub(super) fn log_state(&self) {
+        let importing = self.report.topics.values().filter(|it| it.state == State::Importing);
+        let topics = importing.clone().count();
+        let records: u64 = importing.map(TopicReport::records).sum();
+        tracing::info!(
+            "caught up: {records} records of {topics} topics copied by this run; committed offsets \
+             of {} groups",
+            self.report.groups.len()
+        );
     }
 
     /// Copies what the source has, up to the limit of a pass, and compares what was copied. Returns
@@ -105,22 +148,28 @@ impl Import {
     /// # Errors
     /// A side cannot be reached, or refuses; records differ.
     pub(super) fn pass(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
-        let (mut source, mut target) = self.sides()?;
+        let (mut source, mut target) = self.plan.connect()?;
         let topics = self.topics(&mut source)?;
         self.report.source.clone_from(&source.cluster);
-        let mut partitions = Vec::new();
+        let there = topic::metadata(target.admin(), None)?.topics;
+        let mut importing = Vec::new();
         for topic in &topics {
-            let next = self.begin(&mut source, &mut target, topic)?;
-            let next = next.into_iter().flatten().enumerate().zip(&topic.leaders);
-            partitions.extend(next.map(|((partition, next), leader)| Copied {
-                position: Position { topic: topic.name.clone(), partition, next },
-                leader: *leader,
-                from: next,
-                start: 0,
-                end: 0,
-                digest: alluvium_broker::RecordDigest::default(),
-            }));
+            let found = there.iter().find(|it| topic::name_of(it) == topic.name);
+            let is_begun = found.is_some_and(|found| {
+                self.begun.get(&topic.name) == Some(&found.topic_id)
+                    && found.partitions.len() == topic.leaders.len()
+                    && topic.leaders.iter().all(|leader| *leader >= 0)
+            });
+            let is_importing = match is_begun {
+                true => self.resume(&topic.name),
+                false => self.begin(&mut source, &mut target, topic, found.is_some())?,
+            };
+            if is_importing {
+                importing.extend(positions(topic));
+            }
         }
+        let mut partitions = continued(&target, importing)?;
+        check_history(&source, &mut target, &mut partitions)?;
         self.compare_unverified(&source, &mut target, &partitions)?;
         let progress = self
             .progress
@@ -131,82 +180,89 @@ impl Import {
             total: AtomicU64::new(progress.done),
             progress: progress.meter.callback(),
         };
-        copy::run(&source, &target, &mut partitions, &pass).map_err(Failure::Failed)?;
+        copy::run(&source, &target, &mut partitions, &pass)?;
         progress.done = pass.done.into_inner();
-        Self::read_back(&mut target, &partitions)?;
+        self.read_back(&mut target, &partitions)?;
         let is_behind = partitions.iter().any(Copied::is_behind);
         for copied in partitions {
-            let topic = self.report.topics.get_mut(&copied.position.topic);
-            if let Some(report) = topic {
-                report.add(copied);
-            }
+            let report = self.report.topics.get_mut(&copied.position.topic);
+            report.expect("it is being imported").add(copied);
         }
         if !is_behind {
             self.progress = None;
         }
+        self.has_copied = true;
         Ok(!is_behind)
     }
 
-    /// Creates a topic, or continues it. Returns where its partitions continue, or `None` if it is
-    /// not imported.
+    /// Continues a topic whose import has begun in this run. Returns whether it is imported.
+    fn resume(&mut self, name: &str) -> bool {
+        let report = self.report.topics.get_mut(name).expect("its import has begun");
+        let is_importing = report.state.is_importing();
+        if is_importing {
+            (report.state, report.reason) = (State::Importing, None);
+        }
+        is_importing
+    }
+
+    /// Creates a topic, or resumes its import. Returns whether it is imported.
     fn begin(
         &mut self,
         source: &mut Source,
         target: &mut Target,
         topic: &SourceTopic,
-    ) -> Result<Option<Vec<u64>>, Failure> {
+        exists: bool,
+    ) -> Result<bool, Failure> {
         let name = &topic.name;
         let known = self.report.topics.get(name).map(|known| known.state);
-        if known.is_some_and(|state| !matches!(state, State::Importing | State::SourceActive)) {
-            return Ok(None);
+        // One that was in the way may be deleted since.
+        let is_free = !exists && known == Some(State::Exists);
+        if known.is_some_and(|state| !state.is_importing()) && !is_free {
+            return Ok(false);
         }
         let id = topic.id_in(&source.cluster);
         if !self.settings.contains_key(name) {
-            let mut settings = source.settings(name)?;
-            let refused = target.refused_settings(name, &settings.own)?;
+            let mut settings = Settings::read(&mut source.admin, name)?;
+            // Of a topic that exists they are found when it is opened.
+            let refused = match exists {
+                true => BTreeMap::new(),
+                false => target.refused_for_new(name, &settings.own)?,
+            };
             settings.own.retain(|key, _| !refused.contains_key(key));
             self.settings.insert(name.clone(), settings);
             self.report.topics.insert(name.clone(), TopicReport::new(&id, refused));
         }
         let report = self.report.topics.get_mut(name).expect("it was added with the settings");
+        if report.block_without_leader(topic) {
+            return Ok(false);
+        }
         let settings = &self.settings[name].own;
         let count = topic.leaders.len();
         let mut begun = target.begin(name, &id, count, settings.clone());
         if let Err(NotBegun::Partitions { found, .. }) = &begun
             && *found < count
         {
-            // The source has got more.
+            // The source has more since.
             target.add_partitions(name, count)?;
             begun = target.begin(name, &id, count, settings.clone());
         }
         match begun {
             Ok(begun) => {
-                report.state = State::Importing;
-                Ok(Some(begun.next))
+                (report.state, report.reason) = (State::Importing, None);
+                self.begun.insert(name.clone(), begun.id);
+                Ok(true)
             }
-            Err(NotBegun::Exists(reason)) => {
-                let is_complete = Self::has_same_ends(source, target, topic)?;
+            Err(NotBegun::Exists { is_import, reason }) => {
+                let is_complete = !is_import && has_same_ends(source, target, topic)?;
                 report.state = if is_complete { State::Complete } else { State::Exists };
-                report.reason = Some(reason).filter(|_| !is_complete);
-                Ok(None)
+                if !is_complete {
+                    tracing::warn!("{reason}: it is left alone");
+                    report.reason = Some(reason);
+                }
+                Ok(false)
             }
             Err(other) => Err(other.into()),
         }
-    }
-
-    /// Whether a topic of the target ends where that of the source does.
-    fn has_same_ends(
-        source: &Source,
-        target: &mut Target,
-        topic: &SourceTopic,
-    ) -> Result<bool, Failure> {
-        let ends = source.offsets(&positions(topic), LATEST, Isolation::Uncommitted);
-        let ends = ends.map_err(Failure::Failed)?;
-        let metadata = topic::metadata(target.admin(), Some(std::slice::from_ref(&topic.name)))?;
-        let Some(found) = metadata.topics.first() else { return Ok(false) };
-        let of_target = topic::offsets(target.admin(), found, LATEST)?;
-        let of_target = of_target.values().map(|end| end.cast_unsigned());
-        Ok(of_target.eq(ends))
     }
 
     /// Compares what an interrupted pass has copied with the source.
@@ -216,83 +272,116 @@ impl Import {
         target: &mut Target,
         partitions: &[Copied],
     ) -> Result<(), Failure> {
-        let names = partitions.iter().map(|it| it.position.topic.as_str()).collect();
-        let verified = groups::verified(target.admin(), &names)?;
-        let end = |it: &Position| {
-            verified.get(&(it.topic.clone(), it.partition)).copied().unwrap_or_default()
-        };
         let unverified: Vec<_> =
-            partitions.iter().filter(|it| end(&it.position) < it.position.next).collect();
+            partitions.iter().filter(|it| it.verified < it.position.next).collect();
         let wanted: Vec<_> = unverified.iter().map(|it| (it.position.clone(), it.leader)).collect();
         let failed = Failure::Failed;
         let starts = source.offsets(&wanted, EARLIEST, Isolation::Committed).map_err(failed)?;
         for (copied, start) in unverified.iter().zip(starts) {
             let Position { topic, partition, next } = &copied.position;
-            let range = end(&copied.position).max(start)..*next;
+            let range = copied.verified.max(start)..*next;
             if range.is_empty() {
                 continue;
             }
             let mut of_source = source.broker(copied.leader).map_err(failed)?;
             let mut of_target = target.reader().map_err(failed)?;
-            let found = compare::compare(&mut of_source, &mut of_target, topic, *partition, range)
-                .map_err(failed)?;
+            let found = compare::compare(&mut of_source, &mut of_target, topic, *partition, range)?;
             // What log compaction has removed from the source since is additional.
-            if found.missing > 0 || found.different > 0 {
+            let is_compacted = self.settings.get(topic).is_some_and(Settings::is_compacted);
+            let is_additional = found.additional > 0 && !is_compacted;
+            if found.missing > 0 || found.different > 0 || is_additional {
                 return Err(differs(topic, *partition, found.first));
             }
         }
-        let ends = unverified.iter().map(|it| &it.position);
-        let ends = ends.map(|it| (it.topic.as_str(), it.partition, it.next));
-        groups::note_verified(target.admin(), ends)
+        note(target, unverified.into_iter())
     }
 
     /// Reads back what a pass has copied, and compares it.
-    fn read_back(target: &mut Target, partitions: &[Copied]) -> Result<(), Failure> {
+    fn read_back(&mut self, target: &mut Target, partitions: &[Copied]) -> Result<(), Failure> {
         let mut reader = target.reader().map_err(Failure::Failed)?;
-        let copied = partitions.iter().filter(|it| it.from < it.position.next);
-        for Copied { position, from, digest, .. } in copied.clone() {
+        let is_new = |it: &&Copied| it.from < it.position.next;
+        for Copied { position, from, digest, .. } in partitions.iter().filter(is_new) {
             let Position { topic, partition, next } = position;
-            let found = compare::digest(&mut reader, topic, *partition, *from..*next)
-                .map_err(Failure::Failed)?;
+            let found = compare::digest(&mut reader, topic, *partition, *from..*next)?;
             if (found.records, found.hex()) != (digest.records, digest.hex()) {
                 return Err(differs(topic, *partition, None));
             }
         }
-        let ends = copied.map(|it| &it.position);
-        let ends = ends.map(|it| (it.topic.as_str(), it.partition, it.next));
-        groups::note_verified(target.admin(), ends)
+        match self.noted.is_none_or(|noted| noted.elapsed() >= NOTE_ALL) {
+            true => {
+                note(target, partitions.iter())?;
+                self.noted = Some(Instant::now());
+                Ok(())
+            }
+            false => note(target, partitions.iter().filter(is_new)),
+        }
     }
 
-    /// Copies the committed offsets of the topics that are being imported, and ACLs.
+    /// Copies the committed offsets of the topics that are being imported.
     ///
     /// # Errors
     /// A side does not answer, or the source refuses to show groups.
-    pub(super) fn copy_groups_and_acls(&mut self) -> Result<(), Failure> {
-        let (mut source, mut target) = self.sides()?;
+    pub(super) fn copy_groups(&mut self) -> Result<(), Failure> {
+        let (mut source, mut target) = self.plan.connect()?;
         source.topics()?;
         let importing = self.report.importing();
         let names: BTreeSet<&str> = importing.iter().map(String::as_str).collect();
         if names.is_empty() {
             return Ok(());
         }
-        let read = groups::read(&mut source, &names)?;
+        let mut read = groups::read(&mut source, &names)?;
+        for group in &mut read {
+            group.cap(|topic, partition| {
+                let report = self.report.topics.get(topic)?;
+                report.partitions.get(partition).map(|partition| partition.end)
+            });
+        }
         let left_out = groups::commit(target.admin(), &read)?;
-        self.report.groups = read.iter().filter(|group| !group.is_empty()).count() - left_out.len();
-        self.report.groups_left_out = left_out;
+        for group in read.iter().filter(|group| !group.is_empty()) {
+            self.report.groups_left_out.remove(&group.name);
+            self.report.groups.insert(group.name.clone());
+        }
+        for group in left_out {
+            self.report.groups.remove(&group.group);
+            self.report.groups_left_out.insert(group.group.clone(), group);
+        }
+        Ok(())
+    }
+
+    /// Copies the ACLs of the topics that are being imported, and lists users that are missing.
+    ///
+    /// # Errors
+    /// A side does not answer.
+    pub(super) fn copy_acls(&mut self) -> Result<(), Failure> {
+        let importing = self.report.importing();
+        let names: BTreeSet<&str> = importing.iter().map(String::as_str).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let (mut source, mut target) = self.plan.connect()?;
+        let report = &mut self.report;
         match acls::read(&mut source.admin, |topic| names.contains(topic))? {
             Ok(found) => {
                 let count = found.len();
-                self.report.acls_left_out = acls::create(target.admin(), found)?;
-                self.report.acls = count - self.report.acls_left_out.len();
+                match acls::create(target.admin(), found)? {
+                    Some(refused) => {
+                        report.acls = report.acls.max(count - refused.len());
+                        report.acls_left_out.extend(refused);
+                    }
+                    None => {
+                        let note = format!("{count} ACLs are not copied: the target has no ACLs");
+                        report.acls_note = Some(note);
+                    }
+                }
             }
             Err(reason) => {
-                self.report.acls_left_out =
-                    vec![format!("the source does not show them: {reason}")];
+                let note = format!("ACLs are not copied: the source does not show them: {reason}");
+                report.acls_note = Some(note);
             }
         }
-        if let Some(of_source) = acls::users(&mut source.admin)? {
-            let of_target = acls::users(target.admin())?.unwrap_or_default();
-            self.report.users = of_source.difference(&of_target).cloned().collect();
+        let users = (acls::users(&mut source.admin)?, acls::users(target.admin())?);
+        if let (Some(of_source), Some(of_target)) = users {
+            report.users = of_source.difference(&of_target).cloned().collect();
         }
         Ok(())
     }
@@ -303,9 +392,16 @@ impl Import {
     /// # Errors
     /// A side cannot be reached, or refuses.
     pub(super) fn open(&mut self, snapshot: bool) -> Result<bool, Failure> {
-        let (mut source, mut target) = self.sides()?;
+        let (mut source, mut target) = self.plan.connect()?;
         let mut all = true;
-        for topic in self.topics(&mut source)? {
+        let topics = self.topics(&mut source)?;
+        let names: BTreeSet<_> = topics.iter().map(|topic| topic.name.as_str()).collect();
+        for (name, report) in &mut self.report.topics {
+            if report.state.is_importing() && !names.contains(name.as_str()) {
+                report.block("the source does not have the topic any more");
+            }
+        }
+        for topic in &topics {
             let Some(report) = self.report.topics.get_mut(&topic.name) else {
                 all = false;
                 continue;
@@ -313,7 +409,11 @@ impl Import {
             if report.state != State::Importing {
                 continue;
             }
-            let ends = source.offsets(&positions(&topic), LATEST, Isolation::Uncommitted);
+            if topic.id_in(&source.cluster) != report.source {
+                report.block("the topic was created again at the source");
+                continue;
+            }
+            let ends = source.offsets(&positions(topic), LATEST, Isolation::Uncommitted);
             let ends = ends.map_err(Failure::Failed)?;
             let has_more = !report.partitions.iter().map(|it| it.end).eq(ends.iter().copied());
             if has_more && !snapshot {
@@ -321,11 +421,24 @@ impl Import {
                 all = false;
                 continue;
             }
+            let mut left_out = self.report.groups_left_out.values();
+            let blocking = left_out.find(|group| group.topics.contains(&topic.name));
+            if let Some(group) = blocking.filter(|_| !snapshot) {
+                report.block(&format!(
+                    "committed offsets of group {} are not copied: {}",
+                    group.group, group.reason
+                ));
+                all = false;
+                continue;
+            }
+            let of_source = Settings::read(&mut source.admin, &topic.name)?;
+            let of_target = Settings::read(target.admin(), &topic.name)?;
+            let mut changes = of_source.changes(&of_target);
+            let refused = target.refused_changes(&topic.name, &changes)?;
+            changes.retain(|(key, _)| !refused.contains_key(key));
+            report.refused_settings.extend(refused);
             let starts: Vec<_> = report.partitions.iter().map(|it| it.start).collect();
-            let settings = source.settings(&topic.name)?.own;
-            let refused = &report.refused_settings;
-            let settings = settings.into_iter().filter(|(key, _)| !refused.contains_key(key));
-            let finished = target.finish(&topic.name, &starts, settings.collect());
+            let finished = target.finish(&topic.name, &starts, changes);
             finished.map_err(|reason| {
                 Failure::Failed(format!("topic {} is not opened: {reason}", topic.name))
             })?;
@@ -335,133 +448,104 @@ impl Import {
         }
         Ok(all)
     }
-
-    /// Finds out what an import would do.
-    ///
-    /// # Errors
-    /// A side cannot be reached, or refuses.
-    pub(super) fn plan(&mut self) -> Result<(), Failure> {
-        let (mut source, mut target) = self.sides()?;
-        let topics = self.topics(&mut source)?;
-        self.report.source.clone_from(&source.cluster);
-        let there = topic::metadata(target.admin(), None)?;
-        let there: BTreeSet<_> = there.topics.iter().map(topic::name_of).collect();
-        for topic in topics {
-            let id = topic.id_in(&source.cluster);
-            let is_there = there.contains(topic.name.as_str());
-            let settings = source.settings(&topic.name)?.own;
-            let refused = match is_there {
-                true => BTreeMap::new(),
-                false => target.refused_settings(&topic.name, &settings)?,
-            };
-            let mut report = TopicReport::new(&id, refused);
-            report.state = State::Planned;
-            if is_there && target.import_of(&topic.name)?.as_deref() != Some(&id) {
-                let is_complete = Self::has_same_ends(&source, &mut target, &topic)?;
-                report.state = if is_complete { State::Complete } else { State::Exists };
-            }
-            let partitions = positions(&topic);
-            let offsets = |timestamp| {
-                let offsets = source.offsets(&partitions, timestamp, Isolation::Committed);
-                offsets.map_err(Failure::Failed)
-            };
-            let (starts, ends) = (offsets(EARLIEST)?, offsets(LATEST)?);
-            report.partitions = starts
-                .into_iter()
-                .zip(ends)
-                .enumerate()
-                .map(|(partition, (start, end))| PartitionReport::new(partition, start, end))
-                .collect();
-            self.report.topics.insert(topic.name, report);
-        }
-        Ok(())
-    }
-
-    /// Compares all records that both sides have, and the settings of topics.
-    ///
-    /// # Errors
-    /// A side cannot be reached, or refuses.
-    pub(super) fn verify(&mut self) -> Result<(), Failure> {
-        let (mut source, mut target) = self.sides()?;
-        let topics = self.topics(&mut source)?;
-        self.report.source.clone_from(&source.cluster);
-        let there = topic::metadata(target.admin(), None)?.topics;
-        let meter = Meter::of_offsets("comparing");
-        let progress = meter.callback();
-        let (mut done, mut total) = (0, 0);
-        let mut ranges = Vec::new();
-        for topic in topics {
-            let mut report = TopicReport::new(&topic.id_in(&source.cluster), BTreeMap::new());
-            let found = there.iter().find(|it| topic::name_of(it) == topic.name);
-            let Some(found) = found else {
-                report.state = State::Missing;
-                self.report.topics.insert(topic.name, report);
-                continue;
-            };
-            report.state = State::Compared;
-            let partitions = positions(&topic);
-            let offsets = |timestamp| {
-                let offsets = source.offsets(&partitions, timestamp, Isolation::Committed);
-                offsets.map_err(Failure::Failed)
-            };
-            let (starts, ends) = (offsets(EARLIEST)?, offsets(LATEST)?);
-            let of_target = topic::offsets(target.admin(), found, EARLIEST)?;
-            let ends_of_target = topic::offsets(target.admin(), found, LATEST)?;
-            for (index, (position, leader)) in (0..).zip(partitions) {
-                let at = |offsets: &BTreeMap<i32, i64>| {
-                    offsets.get(&index).map_or(0, |offset| offset.cast_unsigned())
-                };
-                let start = starts[position.partition].max(at(&of_target));
-                let end = ends[position.partition];
-                let common = start..end.min(at(&ends_of_target)).max(start);
-                let mut partition = PartitionReport::new(position.partition, start, common.end);
-                partition.behind = end.saturating_sub(common.end);
-                report.partitions.push(partition);
-                total += common.end - common.start;
-                ranges.push((position, leader, common));
-            }
-            let mut settings = source.settings(&topic.name)?;
-            // Only a free name shows what is refused.
-            let free = format!("{}.{}", topic.name, Uuid::new_v4());
-            report.refused_settings = target.refused_settings(&free, &settings.own)?;
-            settings.own.retain(|key, _| !report.refused_settings.contains_key(key));
-            let of_target = topic::configs(target.admin(), &topic.name)?;
-            for (key, value) in settings.own {
-                let there = of_target.get(&key).cloned().flatten();
-                if there.as_ref() != Some(&value) {
-                    let there = there.unwrap_or_default();
-                    report.different_settings.insert(key, [value, there]);
-                }
-            }
-            report.is_compacted = settings.is_compacted;
-            self.report.topics.insert(topic.name, report);
-        }
-        for (position, leader, range) in ranges {
-            let mut of_source = source.broker(leader).map_err(Failure::Failed)?;
-            let mut of_target = target.reader().map_err(Failure::Failed)?;
-            let Position { topic, partition, .. } = &position;
-            let offsets = range.end - range.start;
-            let found = compare::compare(&mut of_source, &mut of_target, topic, *partition, range)
-                .map_err(Failure::Failed)?;
-            done += offsets;
-            progress(done, total);
-            let report = self.report.topics.get_mut(topic).expect("it was added above");
-            report.partitions[*partition].compared = Some(found);
-        }
-        Ok(())
-    }
 }
 
 /// Returns the partitions of a topic, with their leaders.
-fn positions(topic: &SourceTopic) -> Vec<(Position, i32)> {
+pub(super) fn positions(topic: &SourceTopic) -> Vec<(Position, i32)> {
     let position = |partition| Position { topic: topic.name.clone(), partition, next: 0 };
     let leaders = topic.leaders.iter().enumerate();
     leaders.map(|(partition, leader)| (position(partition), *leader)).collect()
 }
 
+/// Whether a topic of the target ends where that of the source does.
+pub(super) fn has_same_ends(
+    source: &Source,
+    target: &mut Target,
+    topic: &SourceTopic,
+) -> Result<bool, Failure> {
+    let ends = source.offsets(&positions(topic), LATEST, Isolation::Uncommitted);
+    let ends = ends.map_err(Failure::Failed)?;
+    let metadata = topic::metadata(target.admin(), Some(std::slice::from_ref(&topic.name)))?;
+    let Some(found) = metadata.topics.first() else { return Ok(false) };
+    let of_target = topic::offsets(target.admin(), found, LATEST)?;
+    Ok(of_target.values().map(|end| end.cast_unsigned()).eq(ends))
+}
+
+/// Returns the partitions of a pass, which begin where the target ends.
+fn continued(target: &Target, positions: Vec<(Position, i32)>) -> Result<Vec<Copied>, Failure> {
+    if positions.is_empty() {
+        return Ok(Vec::new());
+    }
+    let failed = Failure::Failed;
+    let wanted: Vec<_> = positions.iter().map(|(position, _)| position.clone()).collect();
+    let mut reader = target.reader().map_err(failed)?;
+    let ends = reader.offsets(&wanted, LATEST, Isolation::Uncommitted).map_err(failed)?;
+    let copied = |((position, leader), next): ((Position, i32), u64)| Copied {
+        position: Position { next, ..position },
+        leader,
+        from: next,
+        start: 0,
+        end: 0,
+        verified: 0,
+        epoch: None,
+        digest: RecordDigest::default(),
+    };
+    Ok(positions.into_iter().zip(ends).map(copied).collect())
+}
+
+/// Learns up to where partitions were compared, and checks that the source still has what it had
+/// then: no partition ends before, and no leader with fewer records was elected (KIP-320).
+fn check_history(
+    source: &Source,
+    target: &mut Target,
+    partitions: &mut [Copied],
+) -> Result<(), Failure> {
+    let names = partitions.iter().map(|it| it.position.topic.as_str()).collect();
+    let verified = groups::verified(target.admin(), &names)?;
+    let failed = Failure::Failed;
+    let all: Vec<_> = partitions.iter().map(|it| (it.position.clone(), it.leader)).collect();
+    let ends = source.offsets(&all, LATEST, Isolation::Uncommitted).map_err(failed)?;
+    let mut of_leaders: BTreeMap<i32, Vec<(Position, i32)>> = BTreeMap::new();
+    for (copied, end) in partitions.iter_mut().zip(ends) {
+        let Position { topic, partition, next } = &copied.position;
+        if *next > end {
+            return Err(copy::lost_records(topic, *partition, end, *next));
+        }
+        let known = verified.get(&(topic.clone(), *partition)).copied().unwrap_or_default();
+        (copied.verified, copied.epoch) = (known.end, known.epoch);
+        if let Some(epoch) = known.epoch {
+            let position = Position { next: known.end, ..copied.position.clone() };
+            of_leaders.entry(copied.leader).or_default().push((position, epoch));
+        }
+    }
+    for (leader, positions) in of_leaders {
+        let mut reader = source.broker(leader).map_err(failed)?;
+        let ends = reader.epoch_ends(&positions).map_err(failed)?;
+        for ((position, _), end) in positions.iter().zip(ends) {
+            if let Some(end) = end.filter(|end| *end < position.next) {
+                let Position { topic, partition, next } = position;
+                return Err(copy::lost_records(topic, *partition, end, *next));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Notes the positions of partitions as compared.
+fn note<'a>(
+    target: &mut Target,
+    partitions: impl Iterator<Item = &'a Copied>,
+) -> Result<(), Failure> {
+    let ends = partitions.map(|Copied { position, epoch, .. }| {
+        let Position { topic, partition, next } = position;
+        (topic.as_str(), *partition, Verified { end: *next, epoch: *epoch })
+    });
+    groups::note_verified(target.admin(), ends)
+}
+
 fn differs(topic: &str, partition: usize, first: Option<u64>) -> Failure {
     let at = first.map(|offset| format!(", first at offset {offset}")).unwrap_or_default();
-    Failure::Failed(format!(
+    Failure::Lost(format!(
         "topic {topic}, partition {partition}: what was copied differs from the source{at}. Delete \
          the topic at the target, and repeat the command"
     ))

@@ -2,20 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+use kafka_protocol::messages::MetadataResponse;
 use kafka_protocol::messages::metadata_response::{MetadataResponseBroker, MetadataResponseTopic};
-use kafka_protocol::messages::{DescribeConfigsRequest, MetadataResponse};
-use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
 
 use super::reader::{Isolation, Position, Reader};
 use crate::address::HostPort;
-use crate::kafka::{Access, Client, refusal};
+use crate::kafka::{Access, Client};
 use crate::output::Failure;
-use crate::topic::{self, TOPIC_RESOURCE, name_of};
-
-/// Kafka's source of a setting that was set for the topic.
-const OF_TOPIC: i8 = 1;
+use crate::topic::{self, name_of};
 
 /// A cluster, reached by one of its brokers.
 pub(super) struct Source {
@@ -24,15 +19,6 @@ pub(super) struct Source {
     pub(super) brokers: BTreeMap<i32, HostPort>,
     /// Its cluster id.
     pub(super) cluster: String,
-}
-
-/// Settings of a topic.
-#[derive(Default)]
-pub(super) struct Settings {
-    /// Those that were set for the topic.
-    pub(super) own: BTreeMap<String, String>,
-    /// Whether log compaction removes records.
-    pub(super) is_compacted: bool,
 }
 
 /// A topic of the source.
@@ -45,7 +31,7 @@ pub(super) struct SourceTopic {
 }
 
 impl SourceTopic {
-    /// Returns what names this topic for good: a topic that is created again has another ID.
+    /// Returns the permanent identity of the topic: a topic that is created again has another ID.
     /// Kafka before 2.8 has no IDs.
     pub(super) fn id_in(&self, cluster: &str) -> String {
         match self.id.is_nil() {
@@ -59,7 +45,7 @@ impl Source {
     /// Connects to the first address that answers.
     ///
     /// # Errors
-    /// None does. The error is that of the last one.
+    /// No address answers; the error is the last one's.
     pub(super) fn connect(seeds: &[HostPort], access: &Access) -> Result<Self, Failure> {
         let mut last = None;
         for seed in seeds {
@@ -103,7 +89,8 @@ impl Source {
     /// # Errors
     /// It is not known, or cannot be reached.
     pub(super) fn broker(&self, node: i32) -> Result<Reader, String> {
-        let address = self.brokers.get(&node).ok_or_else(|| format!("no broker {node}"))?;
+        let address =
+            self.brokers.get(&node).ok_or_else(|| format!("broker {node} is not available"))?;
         Reader::connect(address, &self.access)
     }
 
@@ -132,34 +119,6 @@ impl Source {
             }
         }
         Ok(found)
-    }
-
-    /// Returns the settings of a topic.
-    ///
-    /// # Errors
-    /// The source refuses, or does not answer.
-    pub(super) fn settings(&mut self, name: &str) -> Result<Settings, Failure> {
-        let version = self.admin.version::<DescribeConfigsRequest>(4).map_err(Failure::new)?;
-        let resource = DescribeConfigsResource::default()
-            .with_resource_type(TOPIC_RESOURCE)
-            .with_resource_name(StrBytes::from_string(name.to_owned()))
-            .with_configuration_keys(None);
-        let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
-        let answer = self.admin.call(version, &request).map_err(Failure::new)?;
-        let mut settings = Settings::default();
-        for result in &answer.results {
-            if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
-                return Err(Failure::Failed(format!("settings of topic {name}: {reason}")));
-            }
-            let set = result.configs.iter().filter(|config| config.config_source == OF_TOPIC);
-            settings.own.extend(set.filter_map(|config| {
-                Some((config.name.to_string(), config.value.as_ref()?.to_string()))
-            }));
-            let policy = result.configs.iter().find(|config| &*config.name == "cleanup.policy");
-            let policy = policy.and_then(|config| config.value.as_ref());
-            settings.is_compacted |= policy.is_some_and(|policy| policy.contains("compact"));
-        }
-        Ok(settings)
     }
 }
 

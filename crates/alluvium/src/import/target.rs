@@ -17,8 +17,10 @@ use kafka_protocol::messages::{
     CreatePartitionsRequest, DeleteRecordsRequest, IncrementalAlterConfigsRequest, ProduceRequest,
 };
 use kafka_protocol::protocol::StrBytes;
+use uuid::Uuid;
 
 use super::reader::Reader;
+use super::settings::Change;
 use crate::address::HostPort;
 use crate::kafka::{
     Access, Client, Receiving, SERVER_TIMEOUT_MS, Sending, partition_index, produce, refusal,
@@ -45,12 +47,18 @@ pub(crate) struct Begun {
     pub(crate) is_new: bool,
     /// Where each partition continues.
     pub(crate) next: Vec<u64>,
+    /// The ID of the topic.
+    pub(super) id: Uuid,
 }
 
 /// Why an import cannot begin.
 pub(crate) enum NotBegun {
     /// There is a topic of the name that is not being imported from this source. The text says so.
-    Exists(String),
+    Exists {
+        /// Whether it is being imported from another source.
+        is_import: bool,
+        reason: String,
+    },
     /// The import of the topic has begun with another number of partitions.
     Partitions {
         found: usize,
@@ -68,7 +76,9 @@ impl From<Failure> for NotBegun {
 impl From<NotBegun> for Failure {
     fn from(cause: NotBegun) -> Self {
         match cause {
-            NotBegun::Exists(reason) | NotBegun::Partitions { reason, .. } => Self::Failed(reason),
+            NotBegun::Exists { reason, .. } | NotBegun::Partitions { reason, .. } => {
+                Self::Failed(reason)
+            }
             NotBegun::Failed(failure) => failure,
         }
     }
@@ -131,12 +141,13 @@ impl Target {
         if !is_new {
             let of = self.import_of(name)?;
             if of.as_deref() != Some(source) {
+                let is_import = of.is_some();
                 let import = match of {
                     None => String::new(),
                     Some(other) => format!(", and is being imported from {other}"),
                 };
                 let reason = format!("topic {name} exists already at {}{import}", self.server);
-                return Err(NotBegun::Exists(reason));
+                return Err(NotBegun::Exists { is_import, reason });
             }
         }
         let (server, admin) = (&self.server, &mut self.admin);
@@ -159,7 +170,7 @@ impl Target {
             let missing = || format!("topic {name}, partition {index}: no offset in the answer");
             end.ok_or_else(|| Failure::Failed(missing()))
         });
-        Ok(Begun { is_new, next: next.collect::<Result<_, _>>()? })
+        Ok(Begun { is_new, next: next.collect::<Result<_, _>>()?, id: found.topic_id })
     }
 
     /// Returns the source of a topic that is being imported; `None` for an ordinary one.
@@ -176,33 +187,63 @@ impl Target {
     ///
     /// # Errors
     /// The server does not answer, or refuses the topic for another reason.
-    pub(crate) fn refused_settings(
+    pub(super) fn refused_for_new(
         &mut self,
         name: &str,
-        configs: &BTreeMap<String, String>,
+        settings: &BTreeMap<String, String>,
     ) -> Result<BTreeMap<String, String>, Failure> {
-        let mut validate = |configs: Vec<(String, String)>| -> Result<Option<String>, Failure> {
+        let changes = settings.iter().map(|(key, value)| (key.clone(), Some(value.clone())));
+        refused(&changes.collect::<Vec<_>>(), |changes| {
+            let configs = changes
+                .iter()
+                .filter_map(|(key, value)| value.clone().map(|value| (key.clone(), value)));
+            let configs = configs.collect();
             let answer =
                 topic::create_topic(&mut self.admin, name, Some(1), configs, Mode::Validate)?;
-            let reason = refusal(answer.error_code, answer.error_message.as_ref());
-            match ResponseError::try_from_code(answer.error_code) {
-                None | Some(ResponseError::TopicAlreadyExists) => Ok(None),
-                Some(ResponseError::InvalidConfig) => Ok(reason),
-                Some(_) => {
-                    Err(Failure::Failed(format!("topic {name}: {}", reason.unwrap_or_default())))
-                }
+            Ok((answer.error_code, refusal(answer.error_code, answer.error_message.as_ref())))
+        })
+    }
+
+    /// Returns the changes that the server refuses for an existing topic, with its reasons.
+    ///
+    /// # Errors
+    /// The server does not answer, or refuses for another reason.
+    pub(super) fn refused_changes(
+        &mut self,
+        name: &str,
+        changes: &[Change],
+    ) -> Result<BTreeMap<String, String>, Failure> {
+        refused(changes, |changes| self.alter(name, changes, Mode::Validate))
+    }
+
+    /// Changes settings of a topic, or checks whether that would succeed. Returns the error code
+    /// and its text.
+    fn alter(
+        &mut self,
+        name: &str,
+        changes: &[Change],
+        mode: Mode,
+    ) -> Result<(i16, Option<String>), Failure> {
+        let config = |(key, value): &Change| {
+            let config = AlterableConfig::default().with_name(StrBytes::from_string(key.clone()));
+            match value {
+                Some(value) => config.with_value(Some(StrBytes::from_string(value.clone()))),
+                None => config.with_config_operation(DELETE).with_value(None),
             }
         };
-        let one = |(key, value): (&String, &String)| (key.clone(), value.clone());
-        let mut refused = BTreeMap::new();
-        if validate(configs.iter().map(one).collect())?.is_some() {
-            for setting in configs {
-                if let Some(reason) = validate(vec![one(setting)])? {
-                    refused.insert(setting.0.clone(), reason);
-                }
-            }
-        }
-        Ok(refused)
+        let resource = AlterConfigsResource::default()
+            .with_resource_type(TOPIC_RESOURCE)
+            .with_resource_name(StrBytes::from_string(name.to_owned()))
+            .with_configs(changes.iter().map(config).collect());
+        let request = IncrementalAlterConfigsRequest::default()
+            .with_resources(vec![resource])
+            .with_validate_only(mode == Mode::Validate);
+        let admin = &mut self.admin;
+        let version = admin.version::<IncrementalAlterConfigsRequest>(1).map_err(Failure::new)?;
+        let answer = admin.call(version, &request).map_err(Failure::new)?;
+        let result = answer.responses.first();
+        let result = result.ok_or_else(|| Failure::Failed(format!("topic {name}: no answer")))?;
+        Ok((result.error_code, refusal(result.error_code, result.error_message.as_ref())))
     }
 
     /// Adds partitions to a topic.
@@ -236,7 +277,7 @@ impl Target {
     }
 
     /// Deletes what precedes the first offsets of the partitions of a topic, and makes it an
-    /// ordinary one with these settings.
+    /// ordinary one with these changes of its settings.
     ///
     /// # Errors
     /// The server refuses, or the connection failed.
@@ -244,33 +285,15 @@ impl Target {
         &mut self,
         name: &str,
         starts: &[u64],
-        settings: BTreeMap<String, String>,
+        mut changes: Vec<Change>,
     ) -> Result<(), String> {
         self.delete_before(name, starts)?;
-        let import = AlterableConfig::default()
-            .with_name(StrBytes::from_static_str(IMPORT_SETTING))
-            .with_config_operation(DELETE);
-        let settings = settings.into_iter().map(|(key, value)| {
-            AlterableConfig::default()
-                .with_name(StrBytes::from_string(key))
-                .with_value(Some(StrBytes::from_string(value)))
-        });
-        let resource = AlterConfigsResource::default()
-            .with_resource_type(TOPIC_RESOURCE)
-            .with_resource_name(StrBytes::from_string(name.to_owned()))
-            .with_configs(settings.chain([import]).collect());
-        let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
-        let admin = &mut self.admin;
-        let version = admin
-            .version::<IncrementalAlterConfigsRequest>(1)
-            .map_err(|error| error.to_string())?;
-        let answer = admin.call(version, &request).map_err(|error| error.to_string())?;
-        for result in &answer.responses {
-            if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
-                return Err(format!("its settings: {reason}"));
-            }
+        changes.push((IMPORT_SETTING.to_owned(), None));
+        let altered = self.alter(name, &changes, Mode::Create);
+        match altered.map_err(|failure| failure.message().to_owned())? {
+            (_, Some(reason)) => Err(format!("its settings: {reason}")),
+            (_, None) => Ok(()),
         }
-        Ok(())
     }
 
     fn delete_before(&mut self, name: &str, starts: &[u64]) -> Result<(), String> {
@@ -302,6 +325,33 @@ impl Target {
     }
 }
 
+/// Returns the changes that `validate` refuses: all of them are asked for at once, and only if they
+/// are refused one by one. `validate` returns the error code and its text.
+fn refused(
+    changes: &[Change],
+    mut validate: impl FnMut(&[Change]) -> Result<(i16, Option<String>), Failure>,
+) -> Result<BTreeMap<String, String>, Failure> {
+    let mut validate = |changes: &[Change]| match validate(changes)? {
+        (_, None) => Ok(None),
+        (code, Some(reason)) if code == ResponseError::InvalidConfig.code() => Ok(Some(reason)),
+        (_, Some(reason)) => Err(Failure::Failed(reason)),
+    };
+    let mut refused = BTreeMap::new();
+    if !changes.is_empty() && validate(changes)?.is_some() {
+        for change in changes {
+            if let Some(reason) = validate(std::slice::from_ref(change))? {
+                refused.insert(change.0.clone(), reason);
+            }
+        }
+        let left: Vec<_> =
+            changes.iter().filter(|(key, _)| !refused.contains_key(key)).cloned().collect();
+        if let Some(reason) = validate(&left)? {
+            return Err(Failure::Failed(format!("settings contradict each other: {reason}")));
+        }
+    }
+    Ok(refused)
+}
+
 /// A connection that appends batches of imports.
 pub(crate) struct Appender {
     sending: Sending,
@@ -326,8 +376,9 @@ impl Appender {
             self.receive()?;
         }
         let request = produce::request(topic, partition_index(partition), batch);
+        let sent = self.sending.send(self.version, &request);
         let correlation =
-            self.sending.send(self.version, &request).map_err(|error| error.to_string())?;
+            sent.map_err(|error| format!("topic {topic}, partition {partition}: {error}"))?;
         self.in_flight.push_back(correlation);
         Ok(())
     }

@@ -18,6 +18,8 @@ use super::properties;
 /// TLS and login; the default is neither.
 #[derive(Clone, Default)]
 pub(crate) struct Access {
+    /// The option that names the file, if that is not `--command-config`.
+    pub(crate) option: Option<&'static str>,
     pub(super) tls: Option<Arc<ClientConfig>>,
     pub(super) login: Option<Arc<Login>>,
 }
@@ -102,6 +104,7 @@ impl Properties {
             return Err(format!("{name} is set, but {PROTOCOL} is {protocol}"));
         }
         Ok(Access {
+            option: None,
             tls: encrypted.then(|| self.tls()).transpose()?.map(Arc::new),
             login: logs_in.then(|| self.login()).transpose()?.map(Arc::new),
         })

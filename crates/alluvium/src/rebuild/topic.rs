@@ -93,7 +93,7 @@ async fn restore(args: &RebuildArgs, topic: &str, name: &str) -> Result<(), Fail
         let count = stored.partitions();
         let mut target = Target::connect(&args.bootstrap, &access)?;
         let begun = target.begin(name, &source, count, configs).map_err(|cause| match cause {
-            NotBegun::Exists(reason) => Failure::Failed(format!(
+            NotBegun::Exists { reason, .. } => Failure::Failed(format!(
                 "{reason}: choose another name with --as, or delete it first"
             )),
             other => other.into(),
@@ -170,7 +170,7 @@ async fn copy(
     }
     let starts: Vec<u64> = partitions.iter().map(|view| view.start).collect();
     appender.wait()?;
-    target.finish(name, &starts, BTreeMap::new())
+    target.finish(name, &starts, Vec::new())
 }
 
 impl Report<'_> {
