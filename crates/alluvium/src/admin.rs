@@ -250,6 +250,10 @@ const OF_READS: [&str; 9] = [
 /// The counters of a read-only server begin with one of these.
 const COUNTERS_OF_READS: [&str; 3] = ["cold_read_", "block_cache_", "read_ahead_"];
 
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// Encodes what a read-only server has of the catalog.
 fn encode_following(
     encoder: &mut DescriptorEncoder<'_>,
@@ -423,7 +427,7 @@ impl Collector for StoreCollector {
             .filter(|(name, _, _)| !is_read_only || OF_READS.contains(name))
             .collect();
         encode_gauges(&mut encoder, &gauges)?;
-        let counters: [(&str, &str, u64); 24] = [
+        let counters: [(&str, &str, u64); 26] = [
             ("uploads", "Uploads committed", stats.uploads),
             ("uploaded_bytes", "Bytes of objects committed", stats.uploaded_bytes),
             ("object_compactions", "Object compactions committed", stats.compactions),
@@ -438,6 +442,16 @@ impl Collector for StoreCollector {
                 stats.compaction_failures,
             ),
             ("upload_failures", "Failed upload attempts", stats.upload_failures),
+            (
+                "remote_copy_throttle_ms",
+                "Time that uploads and compaction have waited for their quota (KIP-956)",
+                millis(stats.throttled.copy),
+            ),
+            (
+                "remote_fetch_throttle_ms",
+                "Time that reads of objects have waited for their quota (KIP-956)",
+                millis(stats.throttled.fetch),
+            ),
             ("objects_orphans_deleted", "Orphaned objects deleted", stats.orphans_deleted),
             (
                 "object_cleaner_failures",

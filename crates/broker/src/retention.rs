@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use alluvium_stream::{Change, StoreError};
+use alluvium_stream::StoreError;
 use tokio::task::yield_now;
 
-use crate::configs::topic::RetentionRules;
-use crate::partition::unix_time_ms;
 use crate::server::Server;
 use crate::topics::Topic;
 
@@ -61,27 +59,7 @@ fn sweep(topic: &Topic) {
 
 /// Trims all partitions of a topic that exceed a limit, in one commit.
 async fn trim(server: &Server, topic: &Topic) -> Result<(), StoreError> {
-    let RetentionRules { age_ms, keep_bytes } = topic.rules.retention;
-    if age_ms.is_none() && keep_bytes.is_none() {
-        return Ok(());
-    }
-    let older_than_ms = age_ms.map(|age| unix_time_ms().saturating_sub(age));
-    let mut changes = Vec::new();
-    let mut offsets = 0;
-    // A stream with another writer is not this server's to trim, and must not fail the commit of
-    // the rest.
-    for partition in &topic.partitions {
-        let (stream, epoch) = (&partition.stream, partition.writer_epoch()?);
-        if epoch != stream.newest_epoch() {
-            continue;
-        }
-        let (start, to) =
-            (stream.start_offset(), stream.retention_point(older_than_ms, keep_bytes));
-        if to > start {
-            offsets += to.0 - start.0;
-            changes.push(Change::TrimStream { id: stream.id(), epoch, to });
-        }
-    }
+    let (changes, offsets) = topic.trims(topic.rules.retention)?;
     if changes.is_empty() {
         return Ok(());
     }

@@ -86,6 +86,12 @@ impl Server {
         self.topics.create(name, partitions, overrides, validate_only, forget).await
     }
 
+    /// Applies the quotas of transfers with the object store.
+    pub(crate) fn limit_transfers(&self) {
+        let [copy, fetch] = self.configs.transfer_limits();
+        self.store.limit_transfers(copy, fetch);
+    }
+
     /// Creates an internal topic if it does not exist, see [`crate::topics::is_internal`].
     pub(crate) async fn ensure_internal(&self, name: &'static str) {
         if self.topics.by_name(name).is_ok() || self.store.is_followed() {

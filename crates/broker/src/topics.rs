@@ -13,13 +13,13 @@ use alluvium_stream::{Change, KIND_LOG, Store, StoreError, StreamId, StreamOffse
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 
-use crate::configs::topic::Rules;
+use crate::configs::topic::{RetentionRules, Rules};
 use crate::configs::{Alteration, Overrides, Setting, topic as settings};
 use crate::errors::ApiError;
 use crate::groups::{TopicsNow, TopicsView};
 use crate::label::Label;
 use crate::log_compaction;
-use crate::partition::{Partition, WRITER_EPOCH, current_leader_epoch};
+use crate::partition::{Partition, WRITER_EPOCH, current_leader_epoch, unix_time_ms};
 use crate::producer_state::Totals;
 
 pub(crate) const META_PREFIX: &str = "topic/";
@@ -70,6 +70,36 @@ pub(crate) struct Topic {
 }
 
 impl Topic {
+    /// Returns the trims of all partitions of a topic that exceed a limit, and the number of offsets
+    /// that they delete.
+    ///
+    /// # Errors
+    /// The server does not write the partitions.
+    pub(crate) fn trims(&self, rules: RetentionRules) -> Result<(Vec<Change>, u64), StoreError> {
+        let RetentionRules { age_ms, keep_bytes } = rules;
+        if age_ms.is_none() && keep_bytes.is_none() {
+            return Ok((Vec::new(), 0));
+        }
+        let older_than_ms = age_ms.map(|age| unix_time_ms().saturating_sub(age));
+        let mut changes = Vec::new();
+        let mut offsets = 0;
+        // A stream with another writer is not this server's to trim, and must not fail the commit of
+        // the rest.
+        for partition in &self.partitions {
+            let (stream, epoch) = (&partition.stream, partition.writer_epoch()?);
+            if epoch != stream.newest_epoch() {
+                continue;
+            }
+            let (start, to) =
+                (stream.start_offset(), stream.retention_point(older_than_ms, keep_bytes));
+            if to > start {
+                offsets += to.0 - start.0;
+                changes.push(Change::TrimStream { id: stream.id(), epoch, to });
+            }
+        }
+        Ok((changes, offsets))
+    }
+
     /// The partition with this index.
     pub(crate) fn partition(&self, index: i32) -> Option<&Arc<Partition>> {
         self.partitions.get(usize::try_from(index).ok()?)
@@ -427,6 +457,7 @@ impl Topics {
         self.check_free(name)?;
         self.check_partition_limit(partitions)?;
         let overrides = settings::check(&overrides)?;
+        settings::check_tiers(&Overrides::new(), &overrides, &self.defaults.read())?;
         let mut topic = Topic {
             name: name.into(),
             id: if validate_only { Uuid::nil() } else { Uuid::new_v4() },
@@ -500,6 +531,7 @@ impl Topics {
         let overrides = alteration.apply(settings::find, &topic.overrides, inherited)?;
         let overrides = settings::check(&overrides)?;
         settings::check_import(&topic.overrides, &overrides)?;
+        settings::check_tiers(&topic.overrides, &overrides, &self.defaults.read())?;
         if validate_only || overrides == topic.overrides {
             return Ok(());
         }
@@ -510,7 +542,14 @@ impl Topics {
             rules: self.rules(&overrides, &self.defaults.read()),
             overrides,
         };
-        self.store.commit(vec![altered.entry(&[])?]).await?;
+        let mut changes = vec![altered.entry(&[])?];
+        if topic.rules.is_tiered && !altered.rules.is_tiered {
+            // One commit, so that a crash cannot leave what should be deleted.
+            let (trims, offsets) = altered.trims(altered.rules.local_retention)?;
+            tracing::info!(topic = name, offsets, "remote storage is off: records are deleted");
+            changes.extend(trims);
+        }
+        self.store.commit(changes).await?;
         let is_bound_new = altered.overrides.get(settings::MAX_MESSAGE_BYTES)
             != topic.overrides.get(settings::MAX_MESSAGE_BYTES);
         if is_bound_new {

@@ -1,8 +1,9 @@
-//! The limit on transfers to and from the object store: a token bucket with bytes as tokens, and a
-//! priority queue in front of it. See `docs/cold-reads.md`, 5.
+//! The limits on transfers to and from the object store: token buckets with bytes as tokens, and a
+//! priority queue in front of each. See `docs/cold-reads.md`, 5.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -13,8 +14,64 @@ use crate::request_class::RequestClass;
 
 /// The bucket's capacity in time: a pause of at most this long is made up for.
 const BURST: Duration = Duration::from_millis(250);
+/// The longest sleep before the bucket is looked at again, which bounds the arithmetic of times.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
 
-/// A bound on the bytes per second for all request classes together.
+/// The limits on transfers: one for all of them, one for copies to the object store (uploads and
+/// compaction), and one for reads. A transfer waits for its own limit first.
+pub(crate) struct Transfers {
+    all: Bandwidth,
+    copy: Bandwidth,
+    fetch: Bandwidth,
+}
+
+/// How long transfers have waited for their own limit, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttled {
+    /// Uploads and compaction.
+    pub copy: Duration,
+    /// Reads.
+    pub fetch: Duration,
+}
+
+impl Transfers {
+    /// Creates the limits; 0 means no bound on all transfers together. Copies and reads have no
+    /// bound of their own.
+    pub(crate) fn new(bytes_per_s: u64) -> Self {
+        Self { all: Bandwidth::new(bytes_per_s), copy: Bandwidth::new(0), fetch: Bandwidth::new(0) }
+    }
+
+    /// Waits until a transfer of `bytes` may start. Dropping the future uses no bytes of the limit
+    /// that it waits for.
+    pub(crate) async fn acquire(&self, class: RequestClass, bytes: u64) {
+        match class {
+            RequestClass::Upload | RequestClass::Compaction => {
+                self.copy.acquire(class, bytes).await;
+            }
+            RequestClass::Read => self.fetch.acquire(class, bytes).await,
+            RequestClass::CleanUp => {}
+        }
+        self.all.acquire(class, bytes).await;
+    }
+
+    /// Takes `bytes` for a read only if that makes no other transfer wait.
+    pub(crate) fn try_acquire_spare(&self, bytes: u64) -> bool {
+        self.fetch.try_acquire_spare(bytes) && self.all.try_acquire_spare(bytes)
+    }
+
+    /// Changes the limits of copies and reads; 0 means no bound.
+    pub(crate) fn limit(&self, copy_bytes_per_s: u64, fetch_bytes_per_s: u64) {
+        self.copy.limit(copy_bytes_per_s);
+        self.fetch.limit(fetch_bytes_per_s);
+    }
+
+    /// Returns how long transfers have waited for their own limit.
+    pub(crate) fn throttled(&self) -> Throttled {
+        Throttled { copy: self.copy.waited(), fetch: self.fetch.waited() }
+    }
+}
+
+/// A bound on the bytes per second.
 ///
 /// A transfer starts when the bucket is not empty, and takes all of its bytes at once, so that the
 /// bucket may go into debt; the next transfer starts when the debt is paid. So a transfer may be
@@ -22,13 +79,14 @@ const BURST: Duration = Duration::from_millis(250);
 /// and an urgent transfer waits for the debt of one transfer at most. Within a class the order is
 /// first come, first served. A class gets what higher ones leave: if that is nothing, it waits
 /// forever.
-pub(crate) struct Bandwidth {
-    /// `None`: no bound.
-    bytes_per_s: Option<f64>,
+struct Bandwidth {
     state: Mutex<State>,
+    waited_ns: AtomicU64,
 }
 
 struct State {
+    /// `None`: no bound.
+    bytes_per_s: Option<f64>,
     /// Negative: debt.
     free_bytes: f64,
     filled_at: Instant,
@@ -39,25 +97,45 @@ struct State {
 
 impl Bandwidth {
     /// Creates a limiter; 0 means no bound.
-    pub(crate) fn new(bytes_per_s: u64) -> Self {
+    fn new(bytes_per_s: u64) -> Self {
         let rate = bytes_per_s as f64;
         Self {
-            bytes_per_s: (bytes_per_s > 0).then_some(rate),
             state: Mutex::new(State {
+                bytes_per_s: (bytes_per_s > 0).then_some(rate),
                 free_bytes: rate * BURST.as_secs_f64(),
                 filled_at: Instant::now(),
                 queue: BTreeMap::new(),
                 next_number: 0,
             }),
+            waited_ns: AtomicU64::new(0),
         }
     }
 
+    /// Changes the bound; 0 means no bound. The debt of earlier transfers is forgotten.
+    fn limit(&self, bytes_per_s: u64) {
+        let mut state = self.state.lock();
+        let rate = (bytes_per_s > 0).then_some(bytes_per_s as f64);
+        if state.bytes_per_s == rate {
+            return;
+        }
+        state.bytes_per_s = rate;
+        state.free_bytes = rate.unwrap_or_default() * BURST.as_secs_f64();
+        state.filled_at = Instant::now();
+        if let Some((_, first)) = state.queue.first_key_value() {
+            first.notify_one();
+        }
+    }
+
+    /// Returns how long transfers have waited, all together.
+    fn waited(&self) -> Duration {
+        Duration::from_nanos(self.waited_ns.load(Ordering::Relaxed))
+    }
+
     /// Waits until a transfer of `bytes` may start. Dropping the future uses no bytes.
-    pub(crate) async fn acquire(&self, class: RequestClass, bytes: u64) {
-        let Some(rate) = self.bytes_per_s else { return };
+    async fn acquire(&self, class: RequestClass, bytes: u64) {
         let entry = {
             let mut state = self.state.lock();
-            if state.would_be_first(class) && state.try_take(rate, bytes) {
+            if state.would_be_first(class) && state.try_take(bytes).is_ok() {
                 return;
             }
             state.enqueue(self, class)
@@ -67,23 +145,27 @@ impl Bandwidth {
                 let mut state = self.state.lock();
                 let is_first = state.queue.first_key_value().is_some_and(|(at, _)| *at == entry.at);
                 match is_first {
-                    true if state.try_take(rate, bytes) => return,
-                    true => Some(state.filled_at + state.until_free(rate)),
+                    true => match state.try_take(bytes) {
+                        Ok(()) => return,
+                        Err(until) => Some(until),
+                    },
                     false => None,
                 }
             };
+            let woken = entry.wake.notified();
             match until {
-                Some(until) => tokio::time::sleep_until(until).await,
-                None => entry.wake.notified().await,
+                // A change of the bound wakes the first one.
+                Some(until) => drop(tokio::time::timeout_at(until, woken).await),
+                None => woken.await,
             }
         }
     }
 
     /// Takes `bytes` only if there is no queue and more than half of the bucket remains for
     /// mandatory transfers.
-    pub(crate) fn try_acquire_spare(&self, bytes: u64) -> bool {
-        let Some(rate) = self.bytes_per_s else { return true };
+    fn try_acquire_spare(&self, bytes: u64) -> bool {
         let mut state = self.state.lock();
+        let Some(rate) = state.bytes_per_s else { return true };
         state.fill(rate);
         let is_spare = state.queue.is_empty()
             && state.free_bytes - bytes as f64 > rate * BURST.as_secs_f64() / 2.0;
@@ -106,18 +188,17 @@ impl State {
         self.filled_at = now;
     }
 
-    fn try_take(&mut self, rate: f64, bytes: u64) -> bool {
+    /// Takes the bytes of a transfer, or returns when that may be possible.
+    fn try_take(&mut self, bytes: u64) -> Result<(), Instant> {
+        let Some(rate) = self.bytes_per_s else { return Ok(()) };
         self.fill(rate);
         // Half a byte: what rounding times to nanoseconds may lose.
-        let starts = self.free_bytes > -0.5;
-        if starts {
+        if self.free_bytes > -0.5 {
             self.free_bytes -= bytes as f64;
+            return Ok(());
         }
-        starts
-    }
-
-    fn until_free(&self, rate: f64) -> Duration {
-        Duration::from_secs_f64((-self.free_bytes).max(0.0) / rate)
+        let seconds = (-self.free_bytes / rate).min(LONGEST_SLEEP.as_secs_f64());
+        Err(self.filled_at + Duration::from_secs_f64(seconds))
     }
 
     fn enqueue<'a>(&mut self, bandwidth: &'a Bandwidth, class: RequestClass) -> QueueEntry<'a> {
@@ -125,7 +206,7 @@ impl State {
         self.next_number += 1;
         let wake = Arc::new(Notify::new());
         self.queue.insert(at, wake.clone());
-        QueueEntry { bandwidth, at, wake }
+        QueueEntry { bandwidth, at, wake, since: Instant::now() }
     }
 }
 
@@ -134,10 +215,13 @@ struct QueueEntry<'a> {
     bandwidth: &'a Bandwidth,
     at: (RequestClass, u64),
     wake: Arc<Notify>,
+    since: Instant,
 }
 
 impl Drop for QueueEntry<'_> {
     fn drop(&mut self) {
+        let waited = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.bandwidth.waited_ns.fetch_add(waited, Ordering::Relaxed);
         let mut state = self.bandwidth.state.lock();
         state.queue.remove(&self.at);
         if let Some((_, next)) = state.queue.first_key_value() {
@@ -222,6 +306,41 @@ mod tests {
         tokio::task::yield_now().await;
         assert!(!bandwidth.try_acquire_spare(0), "a transfer is queued");
         waiting.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn copies_and_reads_have_limits_of_their_own_that_change() {
+        use RequestClass::{CleanUp, Compaction, Read, Upload};
+        let transfers = Arc::new(Transfers::new(0));
+        let begun = Instant::now();
+        transfers.acquire(Upload, 1 << 40).await;
+        transfers.limit(MIB, 4 * MIB);
+        let seconds = || begun.elapsed().as_secs_f64();
+        // Each bucket begins full, and the first transfer puts it into debt.
+        transfers.acquire(Upload, MIB).await;
+        transfers.acquire(Read, MIB).await;
+        assert_eq!(seconds(), 0.0);
+        transfers.acquire(CleanUp, 1 << 40).await;
+        transfers.acquire(Read, 4 * MIB).await;
+        assert_eq!(seconds(), 0.0, "a full bucket was as large as the transfer");
+        transfers.acquire(Read, MIB).await;
+        assert_eq!(seconds(), 1.0);
+        assert!(!transfers.try_acquire_spare(1));
+        transfers.acquire(Compaction, 1 << 40).await;
+        assert_eq!(seconds(), 1.0, "the debt of the upload was paid meanwhile");
+        // It would take 12 days; the change of the limit ends the wait.
+        let waiting = tokio::spawn({
+            let transfers = transfers.clone();
+            async move { transfers.acquire(Upload, 1).await }
+        });
+        tokio::task::yield_now().await;
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert!(!waiting.is_finished());
+        transfers.limit(0, 0);
+        waiting.await.unwrap();
+        assert_eq!(seconds(), 10.0);
+        let Throttled { copy, fetch } = transfers.throttled();
+        assert_eq!((copy.as_secs(), fetch.as_secs()), (9, 1));
     }
 
     #[tokio::test(start_paused = true)]

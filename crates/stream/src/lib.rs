@@ -106,6 +106,7 @@ mod wire;
 mod writer;
 
 pub use alluvium_wal::LogOffset;
+pub use bandwidth::Throttled;
 pub use catalog::{Change, MAX_LABEL_BYTES};
 pub use compact::{Rewrite, Rewritten, StoredPart};
 pub use error::{FetchError, StoreError};
@@ -132,6 +133,7 @@ pub use report::{Gap, GapCause, Lost, Recovery};
 pub use stats::Stats;
 pub use store::{Opened, Store};
 pub use stream::{Fetched, Stream, Watch};
+pub use tail::Tiers;
 pub use types::{
     Batch, KIND_LOG, KIND_STATE, NewBatch, ObjectId, StreamEpoch, StreamId, StreamOffset,
 };

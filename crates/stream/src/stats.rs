@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::bandwidth::Throttled;
 use crate::losses::LostObjects;
 use crate::numbers::UploadFailing;
 use crate::objects::{DiskCacheStats, ReadStats, Requests};
@@ -67,6 +68,8 @@ pub struct Stats {
     pub orphans_deleted: u64,
     /// Failed attempts to delete an unneeded object or to list the objects.
     pub clean_up_failures: u64,
+    /// How long transfers have waited for the limits of [`crate::Store::limit_transfers`].
+    pub throttled: Throttled,
     /// Appends refused because the log, the window or the log cache was full.
     pub refused_appends: u64,
     /// What was lost before the start. Constant while the store is open.

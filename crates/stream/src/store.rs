@@ -420,6 +420,13 @@ impl Store {
         }
     }
 
+    /// Limits the bytes per second of copies to the object store (uploads and compaction) and of
+    /// reads from it, each of them within [`Options::object_store_bytes_per_s`]; 0 means no bound.
+    /// Effective at once.
+    pub fn limit_transfers(&self, copy_bytes_per_s: u64, fetch_bytes_per_s: u64) {
+        self.view.objects.transfers().limit(copy_bytes_per_s, fetch_bytes_per_s);
+    }
+
     /// Returns the faults that are present while the store serves, at most one for each reason;
     /// empty if there is none.
     pub fn degraded(&self) -> Vec<Degraded> {
@@ -509,6 +516,7 @@ impl Stats {
             block_cache_used_bytes: view.objects.cached_bytes(),
             disk_cache: view.objects.disk_cache_stats(),
             reads: view.objects.read_stats(),
+            throttled: view.objects.transfers().throttled(),
             objects,
             object_bytes,
             retired_objects,

@@ -13,7 +13,7 @@ use crate::objects::{Deadline, Part};
 use crate::range::Range;
 use crate::read_ahead::Reader;
 use crate::replay::{History, Replay};
-use crate::tail::{Source, StreamState};
+use crate::tail::{Source, StreamState, Tiers};
 use crate::types::{Batch, StreamEpoch, StreamId, StreamOffset};
 use crate::view::View;
 
@@ -86,6 +86,12 @@ impl Stream {
     pub fn durable_end(&self) -> StreamOffset {
         let durable = self.view.durable();
         self.state.tail.lock().durable_end(durable)
+    }
+
+    /// Returns where the tiers of the stream begin and end.
+    pub fn tiers(&self) -> Tiers {
+        let durable = self.view.durable();
+        self.state.tail.lock().tiers(durable)
     }
 
     /// Returns a number that changes whenever the stream's contents were taken over from the chain

@@ -82,6 +82,27 @@ pub(crate) const fn cost_bytes(payload_bytes: usize) -> u64 {
     payload_bytes as u64 + BATCH_OVERHEAD_BYTES
 }
 
+/// Where the tiers of a stream begin and end, in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiers {
+    /// The first offset that can be read.
+    pub start: StreamOffset,
+    /// The first offset that is in memory, or would be: everything from here on is read without
+    /// the object store.
+    pub local_start: StreamOffset,
+    /// The offset after the last one that is in objects. The start, if that has passed it.
+    pub uploaded_end: StreamOffset,
+    /// The offset below which everything is durable: Kafka's high watermark.
+    pub durable_end: StreamOffset,
+}
+
+impl Tiers {
+    fn are_ordered(&self) -> bool {
+        let Self { start, local_start, uploaded_end, durable_end } = *self;
+        start <= local_start && local_start <= uploaded_end && uploaded_end <= durable_end
+    }
+}
+
 /// What a change of a tail released in the log cache.
 #[derive(Clone, Copy, Default)]
 #[must_use]
@@ -340,6 +361,20 @@ impl Tail {
         let batches = batches
             .take_while(|batch| batch.log_end <= durable && budget.take(batch.payload.len()));
         Source::Cached(batches.map(Cached::to_batch).collect())
+    }
+
+    /// Returns where the tiers of the stream begin and end.
+    pub(crate) fn tiers(&self, durable: LogOffset) -> Tiers {
+        let uploaded_end = self.uploaded_end.max(self.start);
+        let in_memory = self.batches.front().map_or(uploaded_end, |batch| batch.base);
+        let tiers = Tiers {
+            start: self.start,
+            local_start: in_memory.clamp(self.start, uploaded_end),
+            uploaded_end,
+            durable_end: self.durable_end(durable),
+        };
+        debug_assert!(tiers.are_ordered(), "{tiers:?}");
+        tiers
     }
 
     /// Returns the end of the oldest ranges that retention need not keep; the start if there are

@@ -162,6 +162,7 @@ async fn alter(
             if !validate_only {
                 server.topics.refresh_defaults(|| server.configs.topic_defaults()).await;
                 server.connections.refresh(|| server.configs.connection_limits());
+                server.limit_transfers();
             }
             Ok(())
         }

@@ -8,7 +8,7 @@ use kafka_protocol::messages::list_offsets_response::{
 };
 use kafka_protocol::messages::{ListOffsetsRequest, ListOffsetsResponse};
 
-use alluvium_stream::{Batch, FetchError, StreamOffset};
+use alluvium_stream::{Batch, FetchError, StreamOffset, Tiers};
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use tokio::time::{Instant, timeout_at};
@@ -28,13 +28,12 @@ const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 /// The record with the greatest timestamp.
 const MAX_TIMESTAMP: i64 = -3;
-/// The first record that is not only in remote storage. Records are read in the same way wherever
-/// they are, so it is the first record.
+/// The first offset that is read without the object store (KIP-405).
 const EARLIEST_LOCAL: i64 = -4;
-/// The last record in Kafka's remote storage, which is not used here.
+/// The last offset in the object store (KIP-1005); none without `remote.storage.enable`, as in
+/// Kafka.
 const LATEST_TIERED: i64 = -5;
-/// The first record that is not uploaded yet. Kafka returns none for topics without its remote
-/// storage.
+/// The first offset that is not uploaded yet (KIP-1023); none without `remote.storage.enable`.
 const EARLIEST_PENDING_UPLOAD: i64 = -6;
 
 /// How long objects are read for a request, over all its partitions: longer than one GET may take
@@ -146,13 +145,23 @@ async fn find(
         true => kafka_offset(partition.last_stable_offset()),
         false => partition.high_watermark(),
     };
+    let is_tiered = topic.rules.is_tiered;
     let found = match wanted.timestamp {
         LATEST => Ok(end(latest)),
         EARLIEST => Ok(end(partition.log_start())),
         MAX_TIMESTAMP if cx.version >= 7 => by_max_timestamp(cx, partition, until).await,
-        EARLIEST_LOCAL if cx.version >= 8 => Ok(end(partition.log_start())),
-        LATEST_TIERED if cx.version >= 9 => Ok(NONE),
-        EARLIEST_PENDING_UPLOAD if cx.version >= 11 => Ok(NONE),
+        EARLIEST_LOCAL if cx.version >= 8 => {
+            Ok(end(kafka_offset(partition.stream.tiers().local_start)))
+        }
+        LATEST_TIERED if cx.version >= 9 => {
+            let Tiers { start, uploaded_end, .. } = partition.stream.tiers();
+            let is_uploaded = is_tiered && uploaded_end > start;
+            Ok(if is_uploaded { end(kafka_offset(uploaded_end) - 1) } else { NONE })
+        }
+        EARLIEST_PENDING_UPLOAD if cx.version >= 11 => {
+            let pending = end(kafka_offset(partition.stream.tiers().uploaded_end));
+            Ok(if is_tiered { pending } else { NONE })
+        }
         timestamp_ms if timestamp_ms >= 0 => by_time(cx, partition, timestamp_ms, until).await,
         other => Err(ApiError::UnsupportedTimestamp(other)),
     };

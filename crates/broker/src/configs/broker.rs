@@ -113,6 +113,16 @@ const FIXED: &[BrokerSetting] = &[
     fixed("producer.id.expiration.ms", Int, Some("86400000"),
         "The time without writes after which a partition drops a producer."),
     fixed("queued.max.request.bytes", Long, None, "The limit on the bytes of requests in memory."),
+    fixed("remote.log.manager.copy.quota.window.num", Int, Some("11"),
+        "Windows of the quota of copies. It is a token bucket here, with bursts of 250 ms."),
+    fixed("remote.log.manager.copy.quota.window.size.seconds", Int, Some("1"),
+        "The length of a window of the quota of copies."),
+    fixed("remote.log.manager.fetch.quota.window.num", Int, Some("11"),
+        "Windows of the quota of fetches. It is a token bucket here, with bursts of 250 ms."),
+    fixed("remote.log.manager.fetch.quota.window.size.seconds", Int, Some("1"),
+        "The length of a window of the quota of fetches."),
+    fixed("remote.log.storage.system.enable", Boolean, Some("false"),
+        "Whether topics can have tiered storage: always true."),
     fixed("socket.request.max.bytes", Int, Some("104857600"), "The largest request."),
     fixed("transaction.max.timeout.ms", Int, Some("900000"),
         "The longest timeout of a transaction."),
@@ -179,24 +189,19 @@ const UNUSED: &[Setting] = &[
     unused("num.replica.fetchers", Int, "1", AtLeast(1),
         "Threads that fetch from leaders. No effect here: there is one replica."),
     unused("remote.fetch.max.wait.ms", Int, "500", AtLeast(1),
-        "Tiered storage. No effect here, as in Kafka without it: all records go to the object \
-         store."),
+        "The time that a fetch waits for remote storage. No effect here: it is that of the request."),
     unused("remote.list.offsets.request.timeout.ms", Long, "30000", AtLeast(1),
-        "Tiered storage. No effect here, as in Kafka without it."),
+        "Tiered storage. No effect here: the server has other tasks and caches."),
     unused("remote.log.index.file.cache.total.size.bytes", Long, "1073741824", AtLeast(1),
-        "Tiered storage. No effect here, as in Kafka without it."),
+        "Tiered storage. No effect here: the server has other tasks and caches."),
     unused("remote.log.manager.copier.thread.pool.size", Int, "10", AtLeast(1),
-        "Tiered storage. No effect here, as in Kafka without it."),
-    unused("remote.log.manager.copy.max.bytes.per.second", Long, "9223372036854775807", AtLeast(1),
-        "Tiered storage. No effect here, as in Kafka without it; see --object-store-rate."),
+        "Tiered storage. No effect here: the server has other tasks and caches."),
     unused("remote.log.manager.expiration.thread.pool.size", Int, "10", AtLeast(1),
-        "Tiered storage. No effect here, as in Kafka without it."),
-    unused("remote.log.manager.fetch.max.bytes.per.second", Long, "9223372036854775807", AtLeast(1),
-        "Tiered storage. No effect here, as in Kafka without it; see --object-store-rate."),
+        "Tiered storage. No effect here: the server has other tasks and caches."),
     unused("remote.log.manager.follower.thread.pool.size", Int, "2", AtLeast(1),
-        "Tiered storage. No effect here, as in Kafka without it."),
+        "Tiered storage. No effect here: the server has other tasks and caches."),
     unused("remote.log.reader.threads", Int, "10", AtLeast(1),
-        "Tiered storage. No effect here, as in Kafka without it."),
+        "Tiered storage. No effect here: the server has other tasks and caches."),
     unused("replica.alter.log.dirs.io.max.bytes.per.second", Long, "9223372036854775807",
         AtLeast(0),
         "The limit on moves between log directories. No effect here: there is one directory."),
@@ -228,6 +233,9 @@ const fn live(
 const MAX_BACKOFF_MS: i64 = 30 * 86_400_000;
 
 pub(crate) const CLEANER_BACKOFF: &str = "log.cleaner.backoff.ms";
+/// The quotas of KIP-956.
+pub(crate) const COPY_QUOTA: &str = "remote.log.manager.copy.max.bytes.per.second";
+pub(crate) const FETCH_QUOTA: &str = "remote.log.manager.fetch.max.bytes.per.second";
 pub(crate) const MAX_CONNECTIONS: &str = "max.connections";
 pub(crate) const MAX_CONNECTIONS_PER_IP: &str = "max.connections.per.ip";
 pub(crate) const MAX_CONNECTIONS_OVERRIDES: &str = "max.connections.per.ip.overrides";
@@ -243,6 +251,12 @@ const LIVE: &[Setting] = &[
         "The limit on open connections from one address."),
     live(MAX_CONNECTIONS_OVERRIDES, String, "", super::Allowed::PerIp,
         "Limits for single addresses, such as 10.0.0.1:100,10.0.0.2:5. Host names are refused."),
+    live(COPY_QUOTA, Long, "9223372036854775807", AtLeast(1),
+        "The limit on the bytes per second that uploads and compaction write to the object store, \
+         within --object-store-rate. If producers write more, the log fills up, and they wait."),
+    live(FETCH_QUOTA, Long, "9223372036854775807", AtLeast(1),
+        "The limit on the bytes per second that are read from the object store for consumers, \
+         within --object-store-rate."),
     live("transaction.partition.verification.enable", Boolean, "true", super::Allowed::Only("true",
         "every transactional batch is verified"),
         "Whether transactional batches are verified; always true."),
@@ -383,6 +397,7 @@ pub(super) fn started_with(config: &BrokerConfig) -> Overrides {
         ("process.roles", "broker,controller".to_owned()),
         ("producer.id.expiration.ms", millis(producer_state::EXPIRATION)),
         ("queued.max.request.bytes", number(config.queued_request_bytes)),
+        ("remote.log.storage.system.enable", "true".to_owned()),
         ("socket.request.max.bytes", number(config.max_request_bytes.into())),
         ("transaction.max.timeout.ms", millis(config.transaction_max_timeout)),
         ("transactional.id.expiration.ms", millis(config.transactional_id_expiration)),

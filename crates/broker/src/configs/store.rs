@@ -252,6 +252,15 @@ impl Configs {
         }
     }
 
+    /// The limits on transfers with the object store in bytes per second, of copies and of fetches;
+    /// 0 for none.
+    pub(crate) fn transfer_limits(&self) -> [u64; 2] {
+        [broker::COPY_QUOTA, broker::FETCH_QUOTA].map(|name| {
+            let bytes_per_s = self.broker_value(name).parse().unwrap_or(i64::MAX);
+            if bytes_per_s == i64::MAX { 0 } else { bytes_per_s.unsigned_abs() }
+        })
+    }
+
     /// Resolves when settings have changed.
     pub(crate) fn changed(&self) -> Notified<'_> {
         self.changed.notified()

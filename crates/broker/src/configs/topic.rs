@@ -20,6 +20,14 @@ const MAX_COMPACTION_LAG_MS: &str = "max.compaction.lag.ms";
 const MAX_DECOMPRESSED_BYTES: &str = "max.decompressed.message.bytes";
 pub(crate) const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
 const MIN_COMPACTION_LAG_MS: &str = "min.compaction.lag.ms";
+const LOCAL_RETENTION_BYTES: &str = "local.retention.bytes";
+const LOCAL_RETENTION_MS: &str = "local.retention.ms";
+const COPY_LAG_BYTES: &str = "remote.copy.lag.bytes";
+const COPY_LAG_MS: &str = "remote.copy.lag.ms";
+const REMOTE_STORAGE: &str = "remote.storage.enable";
+const DELETE_ON_DISABLE: &str = "remote.log.delete.on.disable";
+/// The value of a local retention that is that of the topic.
+const INHERITED: &str = "-2";
 const RETENTION_BYTES: &str = "retention.bytes";
 const RETENTION_MS: &str = "retention.ms";
 const TIMESTAMP_AFTER_MAX_MS: &str = "message.timestamp.after.max.ms";
@@ -46,6 +54,16 @@ const fn used(
         effective: true,
         documentation,
     }
+}
+
+/// A setting without a default of brokers.
+const fn used_by_topics(
+    name: &'static str,
+    kind: ConfigType,
+    default: &'static str,
+    documentation: &'static str,
+) -> Setting {
+    Setting { name, kind, default, allowed: Any, broker_name: None, effective: true, documentation }
 }
 
 const fn unused(
@@ -109,11 +127,14 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "The density of the offset index. No effect here: there is none to tune."),
     unused("leader.replication.throttled.replicas", List, "", Replicas, None,
         "Replicas that are throttled as leaders. No effect here: there is one replica."),
-    unused("local.retention.bytes", Long, "-2", AtLeast(-2), Some("log.local.retention.bytes"),
-        "Bytes kept on local disks. No effect here: old records are in the object store only."),
-    unused("local.retention.ms", Long, "-2", AtLeast(-2), Some("log.local.retention.ms"),
-        "How long records are kept on local disks. No effect here: old records are in the object \
-         store only."),
+    used(LOCAL_RETENTION_BYTES, Long, INHERITED, AtLeast(-2), "log.local.retention.bytes",
+        "Bytes kept on local disks. Here old records are in the object store only, so it takes \
+         effect when remote.storage.enable is switched off: more is deleted then. -2 for \
+         retention.bytes."),
+    used(LOCAL_RETENTION_MS, Long, INHERITED, AtLeast(-2), "log.local.retention.ms",
+        "How long records are kept on local disks. Here old records are in the object store only, \
+         so it takes effect when remote.storage.enable is switched off: older ones are deleted \
+         then. -2 for retention.ms."),
     used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
         "The age at which a record is compacted regardless of min.cleanable.dirty.ratio."),
     used(MAX_DECOMPRESSED_BYTES, Int, "2147483639", Between(1, 2_147_483_639),
@@ -144,23 +165,21 @@ pub(crate) const SETTINGS: &[Setting] = &[
          allowed."),
     unused("preallocate", Boolean, "false", Any, Some("log.preallocate"),
         "Whether segment files are preallocated. No effect here: a log has no segments."),
-    unused("remote.copy.lag.bytes", Long, "-1", AtLeast(-1), Some("log.remote.copy.lag.bytes"),
-        "The lag of copying to remote storage. No effect here: all records go to the object \
-         store."),
-    unused("remote.copy.lag.ms", Long, "0", AtLeast(-1), Some("log.remote.copy.lag.ms"),
-        "The lag of copying to remote storage. No effect here: all records go to the object \
-         store."),
-    unused("remote.log.copy.disable", Boolean, "false", Any, None,
-        "Whether copying to remote storage is disabled. No effect here: all records go to the \
-         object store."),
-    unused("remote.log.delete.on.disable", Boolean, "false", Any, None,
-        "Whether remote records are deleted when remote storage is disabled. No effect here: all \
-         records go to the object store."),
-    unused("remote.storage.enable", Boolean, "false",
-        Only("false", "Kafka's tiered storage is not supported; all records go to the object store \
-            regardless"), None,
-        "Whether Kafka's tiered storage is enabled. No effect here: all records go to the object \
-         store."),
+    unused(COPY_LAG_BYTES, Long, "-1", AtLeast(-1), Some("log.remote.copy.lag.bytes"),
+        "Bytes that stay local before they are copied to remote storage; at most \
+         local.retention.bytes. No effect here: an upload frees the log, so it is not delayed."),
+    unused(COPY_LAG_MS, Long, "0", AtLeast(-1), Some("log.remote.copy.lag.ms"),
+        "The age at which records are copied to remote storage; at most local.retention.ms. No \
+         effect here: an upload frees the log, so it is not delayed."),
+    unused("remote.log.copy.disable", Boolean, "false",
+        Only("false", "the log frees its space only by copying records to the object store"), None,
+        "Whether copying to remote storage is disabled. No effect here: only false is allowed."),
+    used_by_topics(DELETE_ON_DISABLE, Boolean, "false",
+        "Whether switching remote.storage.enable off deletes what is older or more than \
+         local.retention.ms and local.retention.bytes keep. Without it, switching off is refused."),
+    used_by_topics(REMOTE_STORAGE, Boolean, "false",
+        "Whether the topic has tiered storage by Kafka's terms. All records go to the object store \
+         regardless; if true, ListOffsets reports where the tiers end."),
     used(RETENTION_BYTES, Long, "-1", Any, "log.retention.bytes",
         "The size to which a partition is cut by deleting its oldest records, object by object; \
          at least this much is kept. Negative for no limit."),
@@ -254,11 +273,66 @@ impl<'a> Values<'a> {
     }
 }
 
+/// Checks the settings of tiered storage against each other as Kafka does, with the broker's
+/// `defaults`. `before` are the settings of an existing topic.
+///
+/// # Errors
+/// [`ApiError::InvalidConfig`].
+pub(crate) fn check_tiers(
+    before: &Overrides,
+    after: &Overrides,
+    defaults: &Overrides,
+) -> Result<(), ApiError> {
+    let values = Values { overrides: after, defaults };
+    let invalid = |name: &str, value: i64, reason: String| {
+        let text = format!("Invalid value {value} for configuration {name}: {reason}");
+        Err(ApiError::InvalidConfig(text))
+    };
+    if values.get(REMOTE_STORAGE) != "true" {
+        let was_on = before.get(REMOTE_STORAGE).is_some_and(|value| value == "true");
+        if was_on && values.get(DELETE_ON_DISABLE) != "true" {
+            return Err(ApiError::InvalidConfig(format!(
+                "It is invalid to disable remote storage without deleting remote data. If you \
+                 want to disable remote storage and delete all remote data, please set \
+                 `{REMOTE_STORAGE}=false,{DELETE_ON_DISABLE}=true`."
+            )));
+        }
+        return Ok(());
+    }
+    for (of_topic, of_tier, of_lag) in [
+        (RETENTION_BYTES, LOCAL_RETENTION_BYTES, COPY_LAG_BYTES),
+        (RETENTION_MS, LOCAL_RETENTION_MS, COPY_LAG_MS),
+    ] {
+        let (total, local) = (values.number(of_topic), values.number(of_tier));
+        let is_own = local.to_string() != INHERITED;
+        if total >= 0 && is_own && local == -1 {
+            let reason = format!("Value must not be -1 as {of_topic} value is set as {total}.");
+            return invalid(of_tier, local, reason);
+        }
+        if total >= 0 && is_own && local > total {
+            let reason = format!("Value must not be more than {of_topic} property value: {total}");
+            return invalid(of_tier, local, reason);
+        }
+        let lag = values.number(of_lag);
+        let effective = if is_own { local } else { total };
+        if lag > 0 && effective >= 0 && lag > effective {
+            let reason =
+                format!("Value must not be more than {of_tier} property value: {effective}");
+            return invalid(of_lag, lag, reason);
+        }
+    }
+    Ok(())
+}
+
 /// The rules for a topic's records that follow from its settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Rules {
     pub(crate) append: AppendRules,
     pub(crate) retention: RetentionRules,
+    /// What is kept when `remote.storage.enable` is switched off.
+    pub(crate) local_retention: RetentionRules,
+    /// `remote.storage.enable`.
+    pub(crate) is_tiered: bool,
     /// Whether only compaction may remove records.
     pub(crate) only_compacts: bool,
     /// `None` if the topic is not log-compacted.
@@ -342,6 +416,16 @@ impl Rules {
             age_ms: Some(values.number(RETENTION_MS)).filter(|ms| deletes && *ms >= 0),
             keep_bytes: u64::try_from(values.number(RETENTION_BYTES)).ok().filter(|_| deletes),
         };
+        let local = |name, total| match values.get(name) {
+            INHERITED => total,
+            _ => values.number(name),
+        };
+        let local_age = local(LOCAL_RETENTION_MS, values.number(RETENTION_MS));
+        let local_bytes = local(LOCAL_RETENTION_BYTES, values.number(RETENTION_BYTES));
+        let local_retention = RetentionRules {
+            age_ms: Some(local_age).filter(|ms| deletes && *ms >= 0),
+            keep_bytes: u64::try_from(local_bytes).ok().filter(|_| deletes),
+        };
         let compacts = !is_import && values.has_policy(COMPACT);
         let compaction = compacts.then(|| CompactionRules {
             min_dirty_ratio: values.get(MIN_DIRTY_RATIO).parse().unwrap_or(0.5),
@@ -349,7 +433,14 @@ impl Rules {
             max_lag_ms: values.number(MAX_COMPACTION_LAG_MS),
             delete_retention_ms: values.number(DELETE_RETENTION_MS),
         });
-        Self { append, retention, only_compacts: compaction.is_some() && !deletes, compaction }
+        Self {
+            append,
+            retention,
+            local_retention,
+            is_tiered: values.get(REMOTE_STORAGE) == "true",
+            only_compacts: compaction.is_some() && !deletes,
+            compaction,
+        }
     }
 
     /// Limits the batch size to that of the store. Greater values of the setting are accepted:
@@ -465,6 +556,57 @@ mod tests {
         let rules = Rules::new(&check(&overrides(&own)).unwrap(), &Overrides::new());
         assert!(rules.append.is_import && !rules.append.log_append_time && !rules.only_compacts);
         assert_eq!((rules.retention, rules.compaction), (RetentionRules::default(), None));
+    }
+
+    #[test]
+    fn settings_of_tiers_are_checked_against_each_other() {
+        let on = ("remote.storage.enable", "true");
+        let refused = |before: &[(&str, &str)], own: &[(&str, &str)]| {
+            let own = check(&overrides(own)).unwrap();
+            let checked = check_tiers(&overrides(before), &own, &Overrides::new());
+            checked.err().map(|error| error.to_string())
+        };
+        let (week, local_ms) = ("retention.ms", "local.retention.ms");
+        for fine in [
+            &[on][..],
+            &[on, (local_ms, "604800000")],
+            &[on, (week, "-1"), (local_ms, "-1")],
+            &[on, (week, "-1"), (local_ms, "5")],
+            &[on, ("retention.bytes", "-1"), ("local.retention.bytes", "7")],
+            &[on, ("cleanup.policy", "compact")],
+            &[(local_ms, "-1")],
+        ] {
+            assert_eq!(refused(&[], fine), None, "{fine:?}");
+        }
+        for (wrong, reason) in [
+            (&[on, (local_ms, "-1")][..], "Value must not be -1 as retention.ms value is set as"),
+            (&[on, (local_ms, "604800001")], "more than retention.ms property value: 604800000"),
+            (
+                &[on, ("retention.bytes", "5"), ("local.retention.bytes", "6")],
+                "Invalid value 6 for configuration local.retention.bytes: Value must not be more \
+                 than retention.bytes property value: 5",
+            ),
+            (
+                &[on, (local_ms, "5"), ("remote.copy.lag.ms", "6")],
+                "Invalid value 6 for configuration remote.copy.lag.ms: Value must not be more \
+                 than local.retention.ms property value: 5",
+            ),
+        ] {
+            let error = refused(&[], wrong).unwrap_or_default();
+            assert!(error.contains(reason), "{wrong:?}: {error}");
+        }
+        let error = refused(&[on], &[]).unwrap_or_default();
+        assert!(error.contains("without deleting remote data"), "{error}");
+        assert_eq!(refused(&[on], &[("remote.log.delete.on.disable", "true")]), None);
+        assert!(check(&overrides(&[("remote.log.copy.disable", "true")])).is_err());
+    }
+
+    #[test]
+    fn local_retention_is_that_of_the_topic_unless_it_is_set() {
+        let rules = |own: &[(&str, &str)]| Rules::new(&overrides(own), &Overrides::new());
+        let own = rules(&[("retention.ms", "7"), ("local.retention.bytes", "3")]);
+        assert_eq!(own.local_retention, RetentionRules { age_ms: Some(7), keep_bytes: Some(3) });
+        assert!(!own.is_tiered && rules(&[("remote.storage.enable", "true")]).is_tiered);
     }
 
     #[test]

@@ -31,8 +31,8 @@ const NOTES: &[(&str, &str)] = &[
     ),
     (
         "ListOffsets",
-        "Objects are not Kafka's remote storage: offsets in remote storage, or not in it yet, \
-         are -1, as in Kafka for topics without it.",
+        "Offsets of the tiers (-5, -6) are -1 for topics without `remote.storage.enable`, as in \
+         Kafka.",
     ),
     (
         "Metadata",
@@ -178,8 +178,33 @@ producer and no transaction, begins at the end of the partition (else OFFSET_OUT
 end in the message), covers 2^20 offsets at most, and may lack offsets within and records
 altogether. Time, keys and size of its records are not checked, and its compression and timestamp
 type stay; it has at most 64 MiB after decompression. Retention and log compaction of the topic are
-off meanwhile. `alluvium rebuild --topic` uses it ([rebuild.md](rebuild.md),
-[0028](decisions/0028-import-at-given-offsets.md)).
+off meanwhile. `alluvium import` and `alluvium rebuild --topic` use it ([import.md](import.md),
+[rebuild.md](rebuild.md), [0028](decisions/0028-import-at-given-offsets.md)).
+
+## Tiered storage (KIP-405)
+
+All records of all topics go to the object store, where late consumers read them. What Kafka calls
+local is the part of a partition in the log cache, and the part that is not uploaded yet. Four
+offsets are always in this order: log start, local start, uploaded end, high watermark.
+
+- `remote.storage.enable` is accepted. It does not change where records are; with it, ListOffsets
+  finds the last uploaded offset (-5, KIP-1005) and the first pending one (-6, KIP-1023), and the
+  rules of KIP-950 apply. The local start (-4) is found for all topics. Compacted topics may set it;
+  Kafka refuses that.
+- `local.retention.ms` and `.bytes`, and `remote.copy.lag.ms` and `.bytes` (KIP-1241), are checked
+  against the retention as in Kafka. Uploads are not delayed, since they free the log.
+- Switching `remote.storage.enable` off is refused without `remote.log.delete.on.disable=true`.
+  With it, records are deleted that are older or more than the local retention keeps, upload by
+  upload, in the same commit.
+- `remote.log.copy.disable=true` is refused: the log frees its space only by uploads.
+- `remote.log.manager.copy.max.bytes.per.second` and `remote.log.manager.fetch.max.bytes.per.second`
+  (KIP-956) limit uploads with object compaction, and reads for consumers, at once. The metrics
+  `alluvium_remote_copy_throttle_ms_total` and `alluvium_remote_fetch_throttle_ms_total` show how
+  long transfers have waited. A copy quota below what producers write fills the log, and they wait.
+- Class names and prefixes of Kafka's plug-ins are not settings here; thread pools are kept without
+  effect.
+
+[0030](decisions/0030-tiered-storage-by-kafkas-names.md) has the reasons.
 
 ## Read-only servers
 

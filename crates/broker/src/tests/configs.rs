@@ -542,6 +542,60 @@ async fn dynamic_broker_settings_are_accepted_or_refused_with_a_reason() {
     }
 }
 
+/// KIP-956.
+#[tokio::test(flavor = "multi_thread")]
+async fn transfers_have_quotas_that_change_at_run_time() {
+    let mut server = TestServer::start().await;
+    server.topic("t", 1, &[]).await;
+    let mut client = server.client().await;
+    let quota = "remote.log.manager.copy.max.bytes.per.second";
+    assert_eq!(
+        set(&mut client, (BROKER, ""), quota, "0").await.0,
+        ResponseError::InvalidRequest.code()
+    );
+    set_well(&mut client, (BROKER, ""), quota, "1").await;
+    assert_eq!(server.server().configs.transfer_limits(), [1, 0]);
+    // The first transfer takes its bytes in advance, and the next one waits for them.
+    let mut uploads = Vec::new();
+    for _ in 0..2 {
+        client.produce("t", 0, &plain(&[1])).await;
+        let store = server.store().clone();
+        uploads.push(tokio::spawn(async move { store.flush().await }));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    assert!(!uploads[1].is_finished());
+    set_well(&mut client, (BROKER, ""), quota, "9223372036854775807").await;
+    for upload in uploads {
+        upload.await.unwrap().unwrap();
+    }
+    assert!(server.store().stats().throttled.copy >= Duration::from_millis(100));
+    set_well(&mut client, (BROKER, ""), quota, "1000000").await;
+    server.restart().await;
+    assert_eq!(server.server().configs.transfer_limits(), [1_000_000, 0]);
+}
+
+/// KIP-950: what Kafka would have on local disks is left when tiered storage is switched off.
+#[tokio::test(flavor = "multi_thread")]
+async fn switching_remote_storage_off_deletes_what_is_not_local() {
+    let server = TestServer::start().await;
+    let tiered = [("remote.storage.enable", "true"), ("local.retention.bytes", "0")];
+    server.topic("t", 1, &tiered).await;
+    let mut client = server.client().await;
+    let batch = || plain(&[1, 2, 3]);
+    client.produce("t", 0, &batch()).await;
+    server.store().flush().await.unwrap();
+    client.produce("t", 0, &batch()).await;
+    let start = || server.server().topics.by_name("t").unwrap().partitions[0].log_start();
+    let off = [("remote.storage.enable", SET, Some("false"))];
+    let (code, message) = alter_some(&mut client, (TOPIC, "t"), &off, false).await;
+    assert_eq!(code, ResponseError::InvalidConfig.code(), "{message}");
+    assert!(message.contains("without deleting remote data"), "{message}");
+    assert_eq!(start(), 0);
+    let delete = [off[0], ("remote.log.delete.on.disable", SET, Some("true"))];
+    assert_eq!(alter_some(&mut client, (TOPIC, "t"), &delete, false).await.0, 0);
+    assert_eq!(start(), 3, "what is not uploaded is local");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn connection_limits_can_be_changed_at_run_time() {
     let mut server = TestServer::start().await;

@@ -332,6 +332,30 @@ async fn offset(client: &mut Client, version: i16, timestamp: i64) -> (i16, i64,
     (partition.error_code, partition.offset, partition.timestamp)
 }
 
+/// KIP-405, KIP-1005 and KIP-1023: the ends of the tiers, of a topic with `remote.storage.enable`.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_ends_of_the_tiers_are_found() {
+    let server = TestServer::start().await;
+    server.topic("t", 1, &[("remote.storage.enable", "true")]).await;
+    let mut client = server.client().await;
+    let produce = || encode(Compression::None, (-1, -1, -1), &[1, 2, 3]);
+    let none = (0, -1, -1);
+    assert_eq!(offset(&mut client, 9, -5).await, none);
+    assert_eq!(offset(&mut client, 11, -6).await, (0, 0, -1));
+    client.produce("t", 0, &produce()).await;
+    assert_eq!(offset(&mut client, 8, -4).await, (0, 0, -1));
+    assert_eq!(offset(&mut client, 9, -5).await, none, "nothing is uploaded");
+    server.store().flush().await.unwrap();
+    client.produce("t", 0, &produce()).await;
+    assert_eq!(offset(&mut client, 9, -5).await, (0, 2, -1));
+    assert_eq!(offset(&mut client, 11, -6).await, (0, 3, -1));
+    assert_eq!(delete(&mut client, "t", &[(0, 5)]).await, [(0, 0, 5)]);
+    for (version, timestamp) in [(1, -2), (8, -4), (11, -6)] {
+        assert_eq!(offset(&mut client, version, timestamp).await, (0, 5, -1), "{timestamp}");
+    }
+    assert_eq!(offset(&mut client, 9, -5).await, none, "all that is uploaded is deleted");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn offsets_are_found_by_time_to_the_record() {
     let server = TestServer::start().await;

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::entry::{Entry, SealedEntry};
 use super::snapshot::Snapshot;
 use super::state::{ChainState, Head};
-use crate::bandwidth::Bandwidth;
+use crate::bandwidth::Transfers;
 use crate::damage::Damage;
 use crate::naming::{CATALOGS_DIRECTORY, OBJECTS_DIRECTORY, catalog_prefix};
 use crate::object_error::ObjectError;
@@ -79,7 +79,7 @@ pub struct Chain {
     pub(super) sequence: Sequence,
     /// A longer body, as it is stored, is an object of its own.
     pub(super) max_body_bytes: usize,
-    bandwidth: Arc<Bandwidth>,
+    transfers: Arc<Transfers>,
 }
 
 impl Chain {
@@ -88,8 +88,8 @@ impl Chain {
     pub fn new(store: Arc<dyn ObjectStore>, id: Uuid, retry: (Duration, Duration)) -> Self {
         let prefix = catalog_prefix(id);
         let sequence = Sequence::new(store.clone(), format!("{prefix}/chain"), retry);
-        let bandwidth = Arc::new(Bandwidth::new(0));
-        Self { store, id, prefix, sequence, max_body_bytes: MAX_BODY_BYTES, bandwidth }
+        let transfers = Arc::new(Transfers::new(0));
+        Self { store, id, prefix, sequence, max_body_bytes: MAX_BODY_BYTES, transfers }
     }
 
     /// Returns the first and the longest delay between two attempts of a request.
@@ -365,7 +365,7 @@ impl Chain {
     }
 
     async fn write_large(&self, name: &str, parts: &[Bytes]) -> Result<(), ObjectError> {
-        let handle = StoreHandle::new(&*self.store, &self.bandwidth, RequestClass::Upload);
+        let handle = StoreHandle::new(&*self.store, &self.transfers, RequestClass::Upload);
         let bytes = parts.iter().map(|part| part.len() as u64).sum();
         let mut writer = Writer::new(handle, name, bytes);
         let write = async {

@@ -21,7 +21,7 @@ use futures::TryStreamExt;
 use object_store::ObjectStore;
 use uuid::Uuid;
 
-use crate::bandwidth::Bandwidth;
+use crate::bandwidth::Transfers;
 use crate::naming::{OBJECTS_DIRECTORY, object_prefix};
 use crate::object_error::ObjectError;
 use crate::request_class::RequestClass;
@@ -47,22 +47,22 @@ pub(crate) use write::Writer;
 #[derive(Clone, Copy)]
 pub(crate) struct StoreHandle<'a> {
     pub(crate) store: &'a dyn ObjectStore,
-    bandwidth: &'a Bandwidth,
+    transfers: &'a Transfers,
     class: RequestClass,
 }
 
 impl<'a> StoreHandle<'a> {
     pub(crate) fn new(
         store: &'a dyn ObjectStore,
-        bandwidth: &'a Bandwidth,
+        transfers: &'a Transfers,
         class: RequestClass,
     ) -> Self {
-        Self { store, bandwidth, class }
+        Self { store, transfers, class }
     }
 
     /// Waits until this number of bytes may be transferred.
     async fn acquire(&self, bytes: u64) {
-        self.bandwidth.acquire(self.class, bytes).await;
+        self.transfers.acquire(self.class, bytes).await;
     }
 }
 

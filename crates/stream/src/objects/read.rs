@@ -22,7 +22,7 @@ use super::numbers::{Ahead, ReadNumbers, ReadStats};
 use super::whole::delete_object;
 use super::{Requests, StoreHandle};
 use crate::background::Background;
-use crate::bandwidth::Bandwidth;
+use crate::bandwidth::Transfers;
 use crate::budget::Budget;
 use crate::catalog::ObjectInfo;
 use crate::error::StoreError;
@@ -127,7 +127,7 @@ struct Core {
     total_permits: u32,
     /// Bound on blocks read ahead that are in flight or unread.
     ahead_bytes: u64,
-    bandwidth: Bandwidth,
+    transfers: Transfers,
     numbers: Arc<ReadNumbers>,
     losses: Arc<Losses>,
 }
@@ -191,16 +191,21 @@ impl Objects {
             permits: Arc::new(Semaphore::new(total_permits as usize)),
             total_permits,
             ahead_bytes,
-            bandwidth: Bandwidth::new(options.object_store_bytes_per_s),
+            transfers: Transfers::new(options.object_store_bytes_per_s),
             numbers: Arc::default(),
             losses,
         };
         Ok(Self { core: Arc::new(core) })
     }
 
+    /// Returns the limits on transfers.
+    pub(crate) fn transfers(&self) -> &Transfers {
+        &self.core.transfers
+    }
+
     /// Returns the access to the object store for transfers of many bytes.
     pub(crate) fn handle(&self, class: RequestClass) -> StoreHandle<'_> {
-        StoreHandle::new(self.store(class), &self.core.bandwidth, class)
+        StoreHandle::new(self.store(class), &self.core.transfers, class)
     }
 
     /// Returns the object store for requests of this class.
@@ -703,7 +708,7 @@ impl Core {
         }
         let permit = self.permits.clone().try_acquire_many_owned(permits_for(len_bytes)).ok()?;
         let granted_bytes = if self.may_be_on_disk(object, &run[0]) { 0 } else { len_bytes };
-        if granted_bytes > 0 && !self.bandwidth.try_acquire_spare(granted_bytes) {
+        if granted_bytes > 0 && !self.transfers.try_acquire_spare(granted_bytes) {
             return None;
         }
         let ahead = Ahead::begin(&self.numbers, run.iter().map(|block| block.len_bytes));

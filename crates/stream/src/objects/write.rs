@@ -190,7 +190,7 @@ mod tests {
     use parking_lot::Mutex;
 
     use super::*;
-    use crate::bandwidth::Bandwidth;
+    use crate::bandwidth::Transfers;
 
     /// The results of multipart uploads, and the faults to inject.
     #[derive(Debug, Default)]
@@ -292,16 +292,16 @@ mod tests {
         bytes.into()
     }
 
-    fn writer<'a>(store: &'a Store, unlimited: &'a Bandwidth) -> Writer<'a> {
+    fn writer<'a>(store: &'a Store, unlimited: &'a Transfers) -> Writer<'a> {
         writer_for(RequestClass::Upload, store, unlimited)
     }
 
     fn writer_for<'a>(
         class: RequestClass,
         store: &'a Store,
-        unlimited: &'a Bandwidth,
+        unlimited: &'a Transfers,
     ) -> Writer<'a> {
-        Writer::new(StoreHandle { store, bandwidth: unlimited, class }, "a", 0)
+        Writer::new(StoreHandle { store, transfers: unlimited, class }, "a", 0)
     }
 
     #[test]
@@ -332,7 +332,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_object_has_parts_of_one_size_and_few_in_flight() {
-        let unlimited = Bandwidth::new(0);
+        let unlimited = Transfers::new(0);
         for (len, parts) in [
             (0, vec![]),
             (PART_BYTES, vec![]),
@@ -353,7 +353,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn parts_are_sent_while_the_caller_does_not_write() {
-        let unlimited = Bandwidth::new(0);
+        let unlimited = Transfers::new(0);
         let store = Store(InMemory::new(), Arc::default());
         let mut writer = writer(&store, &unlimited);
         writer.write(vec![0; PART_BYTES + 1].into()).await.unwrap();
@@ -365,7 +365,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_attempt_leaves_no_object_and_no_parts() {
-        let unlimited = Bandwidth::new(0);
+        let unlimited = Transfers::new(0);
         let failing = Log { failing: Some(2), ..Log::default() };
         let silent = Log { silent: true, ..Log::default() };
         for (log, reason) in [(failing, "no"), (silent, "no response for 300s")] {

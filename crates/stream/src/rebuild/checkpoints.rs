@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::fill;
 use super::offsets::Offsets;
 use super::source::{RebuildStep, Source};
-use crate::bandwidth::Bandwidth;
+use crate::bandwidth::Transfers;
 use crate::catalog::ObjectRange;
 use crate::chain::{ChainObject, ChainState, ChainStream};
 use crate::fold::{Filler, Fold};
@@ -85,7 +85,7 @@ pub(super) async fn fold(
         source,
         store: header.store,
         objects,
-        bandwidth: Bandwidth::new(0),
+        bandwidth: Transfers::new(0),
         indices: Mutex::default(),
         done: AtomicU64::new(0),
         total: ranges.map(|range| range.payload_bytes).sum(),
@@ -107,7 +107,7 @@ struct Reader<'a> {
     source: &'a Source<'a>,
     store: Uuid,
     objects: &'a BTreeMap<ObjectId, ChainObject>,
-    bandwidth: Bandwidth,
+    bandwidth: Transfers,
     /// The blocks of objects that were read: an object has parts of many streams.
     indices: Mutex<BTreeMap<ObjectId, Arc<Vec<Block>>>>,
     done: AtomicU64,

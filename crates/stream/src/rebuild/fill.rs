@@ -9,7 +9,7 @@ use object_store::ObjectStore;
 use uuid::Uuid;
 
 use super::source::retried;
-use crate::bandwidth::Bandwidth;
+use crate::bandwidth::Transfers;
 use crate::catalog::{ObjectInfo, ObjectRange};
 use crate::chain::{ChainObject, ChainState, ChainStream};
 use crate::fold::{Filler, Fold};
@@ -130,7 +130,7 @@ async fn write_object(
         term: state.head.term,
     };
     let attempt = Attempt { id, nonce, name: object_name(store, id, nonce), by };
-    let bandwidth = Bandwidth::new(0);
+    let bandwidth = Transfers::new(0);
     let handle = StoreHandle::new(&**objects, &bandwidth, RequestClass::Upload);
     let bytes = runs.iter().flat_map(|run| &run.batches).map(|batch| batch.payload.len() as u64);
     let mut output = Output::new(handle, &attempt, Source::Rebuild, bytes.sum());

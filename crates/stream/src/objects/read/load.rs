@@ -69,7 +69,7 @@ impl Core {
         if len_bytes == 0 {
             return Ok(Bytes::new());
         }
-        self.bandwidth.acquire(RequestClass::Read, len_bytes).await;
+        self.transfers.acquire(RequestClass::Read, len_bytes).await;
         let len_bytes = usize::try_from(len_bytes).unwrap_or(usize::MAX);
         Ok(self.get(object, range.start, vec![len_bytes]).await?.remove(0))
     }
@@ -91,7 +91,7 @@ impl Core {
             let run = numbers.start + missing.start..numbers.start + missing.end;
             let lens: Vec<_> = page_bytes(run.clone()).collect();
             let missing_bytes: usize = lens.iter().sum();
-            self.bandwidth.acquire(RequestClass::Read, missing_bytes as u64).await;
+            self.transfers.acquire(RequestClass::Read, missing_bytes as u64).await;
             let position = top.page_position(run.start);
             fetched = self.get(&object, position, lens).await?.into_iter();
         }
@@ -144,7 +144,7 @@ impl Core {
             Ok(page) => (page, bytes),
             Err(damage) => {
                 let len_bytes = top.page_bytes(number);
-                self.bandwidth.acquire(RequestClass::Read, len_bytes as u64).await;
+                self.transfers.acquire(RequestClass::Read, len_bytes as u64).await;
                 let bytes = self.get(object, position, vec![len_bytes]).await?.remove(0);
                 let page = read_again(&object.name, &damage, top.decode_page(number, &bytes))
                     .inspect_err(|_| self.numbers.failed())?;
@@ -240,7 +240,7 @@ impl Core {
     ) -> Result<Vec<Bytes>, ObjectError> {
         let owed_bytes = span_bytes(blocks).saturating_sub(granted_bytes);
         if owed_bytes > 0 {
-            self.bandwidth.acquire(RequestClass::Read, owed_bytes).await;
+            self.transfers.acquire(RequestClass::Read, owed_bytes).await;
         }
         let lens = blocks.iter().map(|block| block.len_bytes as usize).collect();
         self.get(object, blocks[0].position, lens).await
@@ -256,7 +256,7 @@ impl Core {
         let (batches, bytes) = match decode_block(block, bytes).await {
             Ok(decoded) => decoded,
             Err(damage) => {
-                self.bandwidth.acquire(RequestClass::Read, u64::from(block.len_bytes)).await;
+                self.transfers.acquire(RequestClass::Read, u64::from(block.len_bytes)).await;
                 let lens = vec![block.len_bytes as usize];
                 let bytes = self.get(object, block.position, lens).await?.remove(0);
                 read_again(&object.name, &damage, decode_block(block, bytes).await)
