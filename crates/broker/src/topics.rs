@@ -70,8 +70,8 @@ pub(crate) struct Topic {
 }
 
 impl Topic {
-    /// Returns the trims of all partitions of a topic that exceed a limit, and the number of offsets
-    /// that they delete.
+    /// Returns the trims of all partitions of the topic that exceed a limit, and the number of
+    /// offsets that they delete.
     ///
     /// # Errors
     /// The server does not write the partitions.
@@ -83,8 +83,8 @@ impl Topic {
         let older_than_ms = age_ms.map(|age| unix_time_ms().saturating_sub(age));
         let mut changes = Vec::new();
         let mut offsets = 0;
-        // A stream with another writer is not this server's to trim, and must not fail the commit of
-        // the rest.
+        // A stream with another writer is not this server's to trim, and must not fail the commit
+        // of the rest.
         for partition in &self.partitions {
             let (stream, epoch) = (&partition.stream, partition.writer_epoch()?);
             if epoch != stream.newest_epoch() {

@@ -189,7 +189,8 @@ const UNUSED: &[Setting] = &[
     unused("num.replica.fetchers", Int, "1", AtLeast(1),
         "Threads that fetch from leaders. No effect here: there is one replica."),
     unused("remote.fetch.max.wait.ms", Int, "500", AtLeast(1),
-        "The time that a fetch waits for remote storage. No effect here: it is that of the request."),
+        "The time that a fetch waits for remote storage. No effect here: the request's time \
+         applies."),
     unused("remote.list.offsets.request.timeout.ms", Long, "30000", AtLeast(1),
         "Tiered storage. No effect here: the server has other tasks and caches."),
     unused("remote.log.index.file.cache.total.size.bytes", Long, "1073741824", AtLeast(1),
@@ -252,11 +253,10 @@ const LIVE: &[Setting] = &[
     live(MAX_CONNECTIONS_OVERRIDES, String, "", super::Allowed::PerIp,
         "Limits for single addresses, such as 10.0.0.1:100,10.0.0.2:5. Host names are refused."),
     live(COPY_QUOTA, Long, "9223372036854775807", AtLeast(1),
-        "The limit on the bytes per second that uploads and compaction write to the object store, \
-         within --object-store-rate. If producers write more, the log fills up, and they wait."),
+        "The limit on bytes per second of uploads and object compaction. If producers write more, \
+         the log fills up, and they wait."),
     live(FETCH_QUOTA, Long, "9223372036854775807", AtLeast(1),
-        "The limit on the bytes per second that are read from the object store for consumers, \
-         within --object-store-rate."),
+        "The limit on bytes per second that are read from the object store for consumers."),
     live("transaction.partition.verification.enable", Boolean, "true", super::Allowed::Only("true",
         "every transactional batch is verified"),
         "Whether transactional batches are verified; always true."),

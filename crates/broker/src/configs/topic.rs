@@ -128,13 +128,11 @@ pub(crate) const SETTINGS: &[Setting] = &[
     unused("leader.replication.throttled.replicas", List, "", Replicas, None,
         "Replicas that are throttled as leaders. No effect here: there is one replica."),
     used(LOCAL_RETENTION_BYTES, Long, INHERITED, AtLeast(-2), "log.local.retention.bytes",
-        "Bytes kept on local disks. Here old records are in the object store only, so it takes \
-         effect when remote.storage.enable is switched off: more is deleted then. -2 for \
+        "The bytes that are left when remote.storage.enable is switched off; -2 for \
          retention.bytes."),
     used(LOCAL_RETENTION_MS, Long, INHERITED, AtLeast(-2), "log.local.retention.ms",
-        "How long records are kept on local disks. Here old records are in the object store only, \
-         so it takes effect when remote.storage.enable is switched off: older ones are deleted \
-         then. -2 for retention.ms."),
+        "The age of records that are left when remote.storage.enable is switched off; -2 for \
+         retention.ms."),
     used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
         "The age at which a record is compacted regardless of min.cleanable.dirty.ratio."),
     used(MAX_DECOMPRESSED_BYTES, Int, "2147483639", Between(1, 2_147_483_639),
@@ -166,11 +164,11 @@ pub(crate) const SETTINGS: &[Setting] = &[
     unused("preallocate", Boolean, "false", Any, Some("log.preallocate"),
         "Whether segment files are preallocated. No effect here: a log has no segments."),
     unused(COPY_LAG_BYTES, Long, "-1", AtLeast(-1), Some("log.remote.copy.lag.bytes"),
-        "Bytes that stay local before they are copied to remote storage; at most \
-         local.retention.bytes. No effect here: an upload frees the log, so it is not delayed."),
+        "Bytes that stay local before they are copied to remote storage. No effect here: uploads \
+         are not delayed."),
     unused(COPY_LAG_MS, Long, "0", AtLeast(-1), Some("log.remote.copy.lag.ms"),
-        "The age at which records are copied to remote storage; at most local.retention.ms. No \
-         effect here: an upload frees the log, so it is not delayed."),
+        "The age at which records are copied to remote storage. No effect here: uploads are not \
+         delayed."),
     unused("remote.log.copy.disable", Boolean, "false",
         Only("false", "the log frees its space only by copying records to the object store"), None,
         "Whether copying to remote storage is disabled. No effect here: only false is allowed."),
