@@ -98,6 +98,21 @@ fn topics_are_imported_once_and_existing_ones_are_left_alone() {
 }
 
 #[test]
+fn a_topic_of_another_import_is_in_the_way_even_if_it_ends_at_the_same_offset() {
+    let sides = Sides::start();
+    ok(&sides.at_source(&["topic", "create", "a"]));
+    ok(&sides.at_source(&["topic", "create", "b"]));
+    let other = ["topic", "create", "a", "--config", "alluvium.import=another source"];
+    ok(&sides.at_target(&other));
+    assert_eq!(sides.state(0, "a", &["--dry-run"]), "exists");
+    assert_eq!(sides.state(3, "a", &[]), "exists");
+    let output = ok(&sides.import(&["--exclude-topics", "a"]));
+    contains(&output, &["b", "complete"]);
+    let compared = ok(&sides.import(&["--topics", "a", "--verify"]));
+    contains(&compared, &["topic a is still being imported"]);
+}
+
+#[test]
 fn an_import_follows_its_source_and_goes_on_after_a_kill() {
     let sides = Sides::start();
     ok(&sides.at_source(&["topic", "create", "a"]));

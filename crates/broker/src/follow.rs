@@ -47,6 +47,7 @@ async fn take_over(server: &Server, reported: BTreeSet<String>) -> BTreeSet<Stri
         Ok(true) => {
             server.topics.refresh_defaults(|| server.configs.topic_defaults()).await;
             server.connections.refresh(|| server.configs.connection_limits());
+            server.limit_transfers();
         }
         Err(error) => drop(failed.insert(error)),
     }

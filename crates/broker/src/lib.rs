@@ -338,9 +338,7 @@ impl Broker {
             groups,
             transactions,
         });
-        if !server.store.is_followed() {
-            server.limit_transfers();
-        }
+        server.limit_transfers();
         let named = Arc::downgrade(&server);
         let state = topics::state_stream_names(&server.store.meta(""));
         server.store.name_streams(move |id| {

@@ -88,8 +88,7 @@ impl Server {
 
     /// Applies the quotas of transfers with the object store.
     pub(crate) fn limit_transfers(&self) {
-        let [copy, fetch] = self.configs.transfer_limits();
-        self.store.limit_transfers(copy, fetch);
+        self.store.limit_transfers(|| self.configs.transfer_limits());
     }
 
     /// Creates an internal topic if it does not exist, see [`crate::topics::is_internal`].

@@ -543,13 +543,18 @@ impl Topics {
             overrides,
         };
         let mut changes = vec![altered.entry(&[])?];
-        if topic.rules.is_tiered && !altered.rules.is_tiered {
-            // One commit, so that a crash cannot leave what should be deleted.
-            let (trims, offsets) = altered.trims(altered.rules.local_retention)?;
-            tracing::info!(topic = name, offsets, "remote storage is off: records are deleted");
-            changes.extend(trims);
-        }
+        let Rules { append, is_tiered, local_retention, .. } = topic.rules;
+        let is_off = is_tiered && !altered.rules.is_tiered && !append.is_import;
+        let (trims, offsets) = match is_off {
+            true => topic.trims(local_retention)?,
+            false => (Vec::new(), 0),
+        };
+        // One commit, so that a crash cannot leave what should be deleted.
+        changes.extend(trims);
         self.store.commit(changes).await?;
+        if offsets > 0 {
+            tracing::info!(topic = name, offsets, "remote storage switched off, records deleted");
+        }
         let is_bound_new = altered.overrides.get(settings::MAX_MESSAGE_BYTES)
             != topic.overrides.get(settings::MAX_MESSAGE_BYTES);
         if is_bound_new {

@@ -23,6 +23,8 @@ pub(crate) struct Transfers {
     all: Bandwidth,
     copy: Bandwidth,
     fetch: Bandwidth,
+    /// Held while the limits change.
+    changing: Mutex<()>,
 }
 
 /// How long transfers have waited for their own limit, all together.
@@ -38,11 +40,12 @@ impl Transfers {
     /// Creates the limits; 0 means no bound on all transfers together. Copies and reads have no
     /// bound of their own.
     pub(crate) fn new(bytes_per_s: u64) -> Self {
-        Self { all: Bandwidth::new(bytes_per_s), copy: Bandwidth::new(0), fetch: Bandwidth::new(0) }
+        let [all, copy, fetch] = [bytes_per_s, 0, 0].map(Bandwidth::new);
+        Self { all, copy, fetch, changing: Mutex::default() }
     }
 
-    /// Waits until a transfer of `bytes` may start. Dropping the future uses no bytes of the limit
-    /// that it waits for.
+    /// Waits until a transfer of `bytes` may start. Dropping the future may use up bytes of the
+    /// class's own limit.
     pub(crate) async fn acquire(&self, class: RequestClass, bytes: u64) {
         match class {
             RequestClass::Upload | RequestClass::Compaction => {
@@ -56,13 +59,22 @@ impl Transfers {
 
     /// Takes `bytes` for a read only if that makes no other transfer wait.
     pub(crate) fn try_acquire_spare(&self, bytes: u64) -> bool {
-        self.fetch.try_acquire_spare(bytes) && self.all.try_acquire_spare(bytes)
+        if !self.fetch.try_acquire_spare(bytes) {
+            return false;
+        }
+        let is_spare = self.all.try_acquire_spare(bytes);
+        if !is_spare {
+            self.fetch.give_back(bytes);
+        }
+        is_spare
     }
 
-    /// Changes the limits of copies and reads; 0 means no bound.
-    pub(crate) fn limit(&self, copy_bytes_per_s: u64, fetch_bytes_per_s: u64) {
-        self.copy.limit(copy_bytes_per_s);
-        self.fetch.limit(fetch_bytes_per_s);
+    /// Changes the limits of copies and reads to what `limits` returns; 0 means no bound.
+    pub(crate) fn limit(&self, limits: impl FnOnce() -> [u64; 2]) {
+        let _changing = self.changing.lock();
+        let [copy, fetch] = limits();
+        self.copy.limit(copy);
+        self.fetch.limit(fetch);
     }
 
     /// Returns how long transfers have waited for their own limit.
@@ -123,6 +135,14 @@ impl Bandwidth {
         state.filled_at = Instant::now();
         if let Some((_, first)) = state.queue.first_key_value() {
             first.notify_one();
+        }
+    }
+
+    /// Returns bytes that were taken and are not used.
+    fn give_back(&self, bytes: u64) {
+        let mut state = self.state.lock();
+        if state.bytes_per_s.is_some() {
+            state.free_bytes += bytes as f64;
         }
     }
 
@@ -314,7 +334,7 @@ mod tests {
         let transfers = Arc::new(Transfers::new(0));
         let begun = Instant::now();
         transfers.acquire(Upload, 1 << 40).await;
-        transfers.limit(MIB, 4 * MIB);
+        transfers.limit(|| [MIB, 4 * MIB]);
         let seconds = || begun.elapsed().as_secs_f64();
         // Each bucket begins full, and the first transfer puts it into debt.
         transfers.acquire(Upload, MIB).await;
@@ -336,11 +356,23 @@ mod tests {
         tokio::task::yield_now().await;
         tokio::time::advance(Duration::from_secs(9)).await;
         assert!(!waiting.is_finished());
-        transfers.limit(0, 0);
+        transfers.limit(|| [0, 0]);
         waiting.await.unwrap();
         assert_eq!(seconds(), 10.0);
         let Throttled { copy, fetch } = transfers.throttled();
         assert_eq!((copy.as_secs(), fetch.as_secs()), (9, 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn spare_bandwidth_that_is_refused_costs_nothing() {
+        let transfers = Transfers::new(MIB);
+        transfers.limit(|| [0, MIB]);
+        transfers.acquire(RequestClass::Upload, MIB).await;
+        for _ in 0..10 {
+            assert!(!transfers.try_acquire_spare(MIB / 16), "the upload has put all into debt");
+        }
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(transfers.try_acquire_spare(MIB / 16));
     }
 
     #[tokio::test(start_paused = true)]

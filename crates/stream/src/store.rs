@@ -420,11 +420,12 @@ impl Store {
         }
     }
 
-    /// Limits the bytes per second of copies to the object store (uploads and compaction) and of
-    /// reads from it, each of them within [`Options::object_store_bytes_per_s`]; 0 means no bound.
-    /// Effective at once.
-    pub fn limit_transfers(&self, copy_bytes_per_s: u64, fetch_bytes_per_s: u64) {
-        self.view.objects.transfers().limit(copy_bytes_per_s, fetch_bytes_per_s);
+    /// Limits the bytes per second of copies (what uploads write, and what compaction reads and
+    /// writes) and of other reads, each of them within [`Options::object_store_bytes_per_s`]; 0
+    /// means no bound. `limits` returns the two. It is called with a lock held, so that of
+    /// concurrent changes the latest one wins. Effective at once.
+    pub fn limit_transfers(&self, limits: impl FnOnce() -> [u64; 2]) {
+        self.view.objects.transfers().limit(limits);
     }
 
     /// Returns the faults that are present while the store serves, at most one for each reason;

@@ -90,8 +90,9 @@ impl Stream {
 
     /// Returns where the tiers of the stream begin and end.
     pub fn tiers(&self) -> Tiers {
-        let durable = self.view.durable();
-        self.state.tail.lock().tiers(durable)
+        let tail = self.state.tail.lock();
+        // After the lock: what is uploaded by now is durable.
+        tail.tiers(self.view.durable())
     }
 
     /// Returns a number that changes whenever the stream's contents were taken over from the chain

@@ -87,8 +87,8 @@ pub(crate) const fn cost_bytes(payload_bytes: usize) -> u64 {
 pub struct Tiers {
     /// The first offset that can be read.
     pub start: StreamOffset,
-    /// The first offset that is in memory, or would be: everything from here on is read without
-    /// the object store.
+    /// The first offset that is in memory; the uploaded end if nothing before it is. Everything
+    /// from here on is read without the object store.
     pub local_start: StreamOffset,
     /// The offset after the last one that is in objects. The start, if that has passed it.
     pub uploaded_end: StreamOffset,

@@ -28,7 +28,8 @@ const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;
 /// The record with the greatest timestamp.
 const MAX_TIMESTAMP: i64 = -3;
-/// The first offset that is read without the object store (KIP-405).
+/// The first offset that is read without the object store (KIP-405); the log start without
+/// `remote.storage.enable`, as in Kafka.
 const EARLIEST_LOCAL: i64 = -4;
 /// The last offset in the object store (KIP-1005); none without `remote.storage.enable`, as in
 /// Kafka.
@@ -150,9 +151,10 @@ async fn find(
         LATEST => Ok(end(latest)),
         EARLIEST => Ok(end(partition.log_start())),
         MAX_TIMESTAMP if cx.version >= 7 => by_max_timestamp(cx, partition, until).await,
-        EARLIEST_LOCAL if cx.version >= 8 => {
-            Ok(end(kafka_offset(partition.stream.tiers().local_start)))
-        }
+        EARLIEST_LOCAL if cx.version >= 8 => Ok(end(match is_tiered {
+            true => kafka_offset(partition.stream.tiers().local_start),
+            false => partition.log_start(),
+        })),
         LATEST_TIERED if cx.version >= 9 => {
             let Tiers { start, uploaded_end, .. } = partition.stream.tiers();
             let is_uploaded = is_tiered && uploaded_end > start;

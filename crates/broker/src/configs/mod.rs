@@ -414,7 +414,6 @@ mod tests {
         let too_long = reason("leader.replication.throttled.replicas", &long);
         assert!(too_long.contains("at most 4096 bytes"), "{too_long}");
         assert!(reason("min.insync.replicas", "2").contains("one replica"));
-        assert!(reason("remote.log.copy.disable", "true").contains("object store"));
         assert!(reason("leader.replication.throttled.replicas", "x").contains("the literal '*'"));
     }
 

@@ -24,10 +24,11 @@ const LOCAL_RETENTION_BYTES: &str = "local.retention.bytes";
 const LOCAL_RETENTION_MS: &str = "local.retention.ms";
 const COPY_LAG_BYTES: &str = "remote.copy.lag.bytes";
 const COPY_LAG_MS: &str = "remote.copy.lag.ms";
+const COPY_DISABLE: &str = "remote.log.copy.disable";
 const REMOTE_STORAGE: &str = "remote.storage.enable";
 const DELETE_ON_DISABLE: &str = "remote.log.delete.on.disable";
 /// The value of a local retention that is that of the topic.
-const INHERITED: &str = "-2";
+const INHERITED: i64 = -2;
 const RETENTION_BYTES: &str = "retention.bytes";
 const RETENTION_MS: &str = "retention.ms";
 const TIMESTAMP_AFTER_MAX_MS: &str = "message.timestamp.after.max.ms";
@@ -127,11 +128,11 @@ pub(crate) const SETTINGS: &[Setting] = &[
         "The density of the offset index. No effect here: there is none to tune."),
     unused("leader.replication.throttled.replicas", List, "", Replicas, None,
         "Replicas that are throttled as leaders. No effect here: there is one replica."),
-    used(LOCAL_RETENTION_BYTES, Long, INHERITED, AtLeast(-2), "log.local.retention.bytes",
-        "The bytes that are left when remote.storage.enable is switched off; -2 for \
+    used(LOCAL_RETENTION_BYTES, Long, "-2", AtLeast(-2), "log.local.retention.bytes",
+        "The bytes that are kept when remote.storage.enable is switched off; -2 for \
          retention.bytes."),
-    used(LOCAL_RETENTION_MS, Long, INHERITED, AtLeast(-2), "log.local.retention.ms",
-        "The age of records that are left when remote.storage.enable is switched off; -2 for \
+    used(LOCAL_RETENTION_MS, Long, "-2", AtLeast(-2), "log.local.retention.ms",
+        "The age up to which records are kept when remote.storage.enable is switched off; -2 for \
          retention.ms."),
     used(MAX_COMPACTION_LAG_MS, Long, FOREVER, AtLeast(1), "log.cleaner.max.compaction.lag.ms",
         "The age at which a record is compacted regardless of min.cleanable.dirty.ratio."),
@@ -169,12 +170,11 @@ pub(crate) const SETTINGS: &[Setting] = &[
     unused(COPY_LAG_MS, Long, "0", AtLeast(-1), Some("log.remote.copy.lag.ms"),
         "The age at which records are copied to remote storage. No effect here: uploads are not \
          delayed."),
-    unused("remote.log.copy.disable", Boolean, "false",
-        Only("false", "the log frees its space only by copying records to the object store"), None,
-        "Whether copying to remote storage is disabled. No effect here: only false is allowed."),
+    unused(COPY_DISABLE, Boolean, "false", Any, None,
+        "Whether copying to remote storage is disabled. No effect here: true is refused."),
     used_by_topics(DELETE_ON_DISABLE, Boolean, "false",
-        "Whether switching remote.storage.enable off deletes what is older or more than \
-         local.retention.ms and local.retention.bytes keep. Without it, switching off is refused."),
+        "Whether switching remote.storage.enable off deletes the records that local.retention.ms \
+         and local.retention.bytes do not keep. Without it, switching off is refused."),
     used_by_topics(REMOTE_STORAGE, Boolean, "false",
         "Whether the topic has tiered storage by Kafka's terms. All records go to the object store \
          regardless; if true, ListOffsets reports where the tiers end."),
@@ -286,9 +286,19 @@ pub(crate) fn check_tiers(
         let text = format!("Invalid value {value} for configuration {name}: {reason}");
         Err(ApiError::InvalidConfig(text))
     };
+    let is_true = |settings: &Overrides, name| settings.get(name).is_some_and(|it| it == "true");
+    // Earlier versions accepted it, so it may stay.
+    if is_true(after, COPY_DISABLE) && !is_true(before, COPY_DISABLE) {
+        return Err(ApiError::InvalidConfig(format!(
+            "Invalid value true for configuration {COPY_DISABLE}: the log frees its space only by \
+             copying records to the object store"
+        )));
+    }
     if values.get(REMOTE_STORAGE) != "true" {
-        let was_on = before.get(REMOTE_STORAGE).is_some_and(|value| value == "true");
+        // An import takes the settings of its source, which has deleted what it wanted to.
+        let was_on = is_true(before, REMOTE_STORAGE) && !before.contains_key(IMPORT);
         if was_on && values.get(DELETE_ON_DISABLE) != "true" {
+            // Kafka's text, without its advice to disable copies.
             return Err(ApiError::InvalidConfig(format!(
                 "It is invalid to disable remote storage without deleting remote data. If you \
                  want to disable remote storage and delete all remote data, please set \
@@ -302,7 +312,7 @@ pub(crate) fn check_tiers(
         (RETENTION_MS, LOCAL_RETENTION_MS, COPY_LAG_MS),
     ] {
         let (total, local) = (values.number(of_topic), values.number(of_tier));
-        let is_own = local.to_string() != INHERITED;
+        let is_own = local != INHERITED;
         if total >= 0 && is_own && local == -1 {
             let reason = format!("Value must not be -1 as {of_topic} value is set as {total}.");
             return invalid(of_tier, local, reason);
@@ -414,9 +424,9 @@ impl Rules {
             age_ms: Some(values.number(RETENTION_MS)).filter(|ms| deletes && *ms >= 0),
             keep_bytes: u64::try_from(values.number(RETENTION_BYTES)).ok().filter(|_| deletes),
         };
-        let local = |name, total| match values.get(name) {
+        let local = |name, total| match values.number(name) {
             INHERITED => total,
-            _ => values.number(name),
+            own => own,
         };
         let local_age = local(LOCAL_RETENTION_MS, values.number(RETENTION_MS));
         let local_bytes = local(LOCAL_RETENTION_BYTES, values.number(RETENTION_BYTES));
@@ -596,7 +606,11 @@ mod tests {
         let error = refused(&[on], &[]).unwrap_or_default();
         assert!(error.contains("without deleting remote data"), "{error}");
         assert_eq!(refused(&[on], &[("remote.log.delete.on.disable", "true")]), None);
-        assert!(check(&overrides(&[("remote.log.copy.disable", "true")])).is_err());
+        let no_copies = ("remote.log.copy.disable", "true");
+        let error = refused(&[], &[no_copies]).unwrap_or_default();
+        assert!(error.contains("frees its space"), "{error}");
+        assert_eq!(refused(&[no_copies], &[no_copies]), None, "an earlier version accepted it");
+        assert_eq!(refused(&[on, (IMPORT, "x")], &[]), None, "the end of an import");
     }
 
     #[test]

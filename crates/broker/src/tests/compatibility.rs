@@ -189,18 +189,21 @@ offsets are always in this order: log start, local start, uploaded end, high wat
 
 - `remote.storage.enable` is accepted. It does not change where records are; with it, ListOffsets
   finds the last uploaded offset (-5, KIP-1005) and the first pending one (-6, KIP-1023), and the
-  rules of KIP-950 apply. The local start (-4) is found for all topics. Compacted topics may set it;
-  Kafka refuses that.
+  rules of KIP-950 apply; the local start (-4) is the log start without it. The last uploaded offset
+  may be behind the last stable offset, and is -1 when all that was uploaded is deleted. Compacted
+  topics may set it; Kafka refuses that.
 - `local.retention.ms` and `.bytes`, and `remote.copy.lag.ms` and `.bytes` (KIP-1241), are checked
   against the retention as in Kafka. Uploads are not delayed, since they free the log.
 - Switching `remote.storage.enable` off is refused without `remote.log.delete.on.disable=true`.
-  With it, records are deleted that are older or more than the local retention keeps, upload by
-  upload, in the same commit.
+  With it, the records are deleted that the local retention before the change does not keep,
+  upload by upload, in the same commit.
 - `remote.log.copy.disable=true` is refused: the log frees its space only by uploads.
 - `remote.log.manager.copy.max.bytes.per.second` and `remote.log.manager.fetch.max.bytes.per.second`
-  (KIP-956) limit uploads with object compaction, and reads for consumers, at once. The metrics
+  (KIP-956) limit what uploads write and compaction reads and writes, and what other tasks read,
+  at once; on a read-only server too. The metrics
   `alluvium_remote_copy_throttle_ms_total` and `alluvium_remote_fetch_throttle_ms_total` show how
-  long transfers have waited. A copy quota below what producers write fills the log, and they wait.
+  long transfers have waited. With a copy quota below what producers write the log fills up; then
+  they wait, and so do commits of offsets and of transactions: raise the quota before that.
 - Class names and prefixes of Kafka's plug-ins are not settings here; thread pools are kept without
   effect.
 

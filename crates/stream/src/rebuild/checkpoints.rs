@@ -85,7 +85,7 @@ pub(super) async fn fold(
         source,
         store: header.store,
         objects,
-        bandwidth: Transfers::new(0),
+        transfers: Transfers::new(0),
         indices: Mutex::default(),
         done: AtomicU64::new(0),
         total: ranges.map(|range| range.payload_bytes).sum(),
@@ -107,7 +107,7 @@ struct Reader<'a> {
     source: &'a Source<'a>,
     store: Uuid,
     objects: &'a BTreeMap<ObjectId, ChainObject>,
-    bandwidth: Transfers,
+    transfers: Transfers,
     /// The blocks of objects that were read: an object has parts of many streams.
     indices: Mutex<BTreeMap<ObjectId, Arc<Vec<Block>>>>,
     done: AtomicU64,
@@ -187,7 +187,7 @@ impl Reader<'_> {
     }
 
     fn handle(&self) -> StoreHandle<'_> {
-        StoreHandle::new(&**self.source.objects, &self.bandwidth, RequestClass::Read)
+        StoreHandle::new(&**self.source.objects, &self.transfers, RequestClass::Read)
     }
 }
 

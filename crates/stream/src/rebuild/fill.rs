@@ -130,8 +130,8 @@ async fn write_object(
         term: state.head.term,
     };
     let attempt = Attempt { id, nonce, name: object_name(store, id, nonce), by };
-    let bandwidth = Transfers::new(0);
-    let handle = StoreHandle::new(&**objects, &bandwidth, RequestClass::Upload);
+    let transfers = Transfers::new(0);
+    let handle = StoreHandle::new(&**objects, &transfers, RequestClass::Upload);
     let bytes = runs.iter().flat_map(|run| &run.batches).map(|batch| batch.payload.len() as u64);
     let mut output = Output::new(handle, &attempt, Source::Rebuild, bytes.sum());
     let mut ranges = Vec::new();
