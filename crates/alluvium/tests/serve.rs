@@ -665,6 +665,6 @@ fn an_unreachable_server_is_named() {
     // The port of a listener that has just been closed refuses connections.
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let said = refused(1, &["topic", "list", "--bootstrap", &address.to_string()]);
-    contains(&said, &[&address.to_string(), "alluvium serve"]);
+    contains(&said, &[&address.to_string(), "is a server running there?"]);
     assert_eq!(run(&["topic", "create"]).status.code(), Some(2));
 }

@@ -253,8 +253,8 @@ const LIVE: &[Setting] = &[
     live(MAX_CONNECTIONS_OVERRIDES, String, "", super::Allowed::PerIp,
         "Limits for single addresses, such as 10.0.0.1:100,10.0.0.2:5. Host names are refused."),
     live(COPY_QUOTA, Long, "9223372036854775807", AtLeast(1),
-        "The limit on bytes per second that uploads write and compaction reads and writes. If \
-         producers write more, the log fills up, and they wait."),
+        "The limit on bytes per second of uploads and compaction. If producers write more, the log \
+         fills up, and they wait."),
     live(FETCH_QUOTA, Long, "9223372036854775807", AtLeast(1),
         "The limit on bytes per second that other tasks read from the object store."),
     live("transaction.partition.verification.enable", Boolean, "true", super::Allowed::Only("true",
