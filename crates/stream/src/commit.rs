@@ -78,7 +78,7 @@ impl Shared {
         }
         // What retention removes frees nothing before an upload, for which the space is kept.
         let is_trim = |change: &ChainChange| matches!(change, ChainChange::TrimStream { .. });
-        if changes.iter().any(is_trim) && !self.has_space_for(record.len() as u64) {
+        if changes.iter().all(is_trim) && !self.has_space_for(record.len() as u64) {
             return Err(self.log_full());
         }
         let end = loop {
