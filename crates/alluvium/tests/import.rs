@@ -3,7 +3,9 @@
 
 mod support;
 
-use std::process::{Child, Stdio};
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::parts::Parts;
@@ -46,6 +48,15 @@ impl Sides {
         for value in values {
             assert_eq!(produce(&self.from.kafka, topic, value.as_bytes()).unwrap(), 0);
         }
+    }
+
+    fn follow(&self) -> Following {
+        let directory = tempfile::tempdir().unwrap();
+        let log = directory.path().join("log");
+        let mut command = alluvium();
+        command.args(self.import(&["--follow"])).stdout(Stdio::null());
+        let child = command.stderr(File::create(&log).unwrap()).spawn().unwrap();
+        Following { child, log, _directory: directory }
     }
 
     /// The state of a topic after an import with this exit code.
@@ -118,9 +129,7 @@ fn an_import_follows_its_source_and_goes_on_after_a_kill() {
     ok(&sides.at_source(&["topic", "create", "a"]));
     sides.produce("a", &["1"]);
     for (value, signal) in [("2", Signal::KILL), ("3", Signal::INT), ("4", Signal::TERM)] {
-        let mut command = alluvium();
-        command.args(sides.import(&["--follow"])).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut following = Running(command.spawn().unwrap());
+        let mut following = sides.follow();
         sides.produce("a", &[value]);
         until("the record is copied", || {
             let listed = ok(&sides.at_target(&["topic", "list"]));
@@ -128,9 +137,7 @@ fn an_import_follows_its_source_and_goes_on_after_a_kill() {
         });
         let refusal = produce(&sides.to.kafka, "a", b"too early").unwrap();
         assert_eq!(refusal, POLICY_VIOLATION);
-        let pid = Pid::from_raw(following.0.id().cast_signed()).unwrap();
-        kill_process(pid, signal).unwrap();
-        let status = following.0.wait().unwrap();
+        let status = following.end(signal);
         assert_eq!(status.success(), signal != Signal::KILL, "{status}");
     }
     sides.produce("a", &["5"]);
@@ -139,12 +146,54 @@ fn an_import_follows_its_source_and_goes_on_after_a_kill() {
     assert_eq!(produce(&sides.to.kafka, "a", b"6").unwrap(), 0);
 }
 
-/// A process that is killed when it is dropped.
-struct Running(Child);
+#[test]
+fn a_topic_that_is_created_again_at_the_source_is_another_one() {
+    let sides = Sides::start();
+    ok(&sides.at_source(&["topic", "create", "a"]));
+    sides.produce("a", &["1"]);
+    let mut following = sides.follow();
+    until("the record is copied", || {
+        let listed = ok(&sides.at_target(&["topic", "list"]));
+        listed.contains("a ") && consume(&sides.to.kafka, "a") == ["1"]
+    });
+    ok(&sides.at_source(&["topic", "delete", "a"]));
+    ok(&sides.at_source(&["topic", "create", "a"]));
+    sides.produce("a", &["other", "2"]);
+    until("the import says so", || following.errors().contains("it is left alone"));
+    // The old copy is in the way until it is deleted.
+    assert_eq!(consume(&sides.to.kafka, "a"), ["1"]);
+    ok(&sides.at_target(&["topic", "delete", "a"]));
+    until("the new topic is copied", || {
+        let listed = ok(&sides.at_target(&["topic", "list"]));
+        listed.contains("a ") && consume(&sides.to.kafka, "a") == ["other", "2"]
+    });
+    following.end(Signal::INT);
+    assert_eq!(sides.state(0, "a", &[]), "opened");
+}
 
-impl Drop for Running {
+/// An import that follows. It is killed when it is dropped.
+struct Following {
+    child: Child,
+    log: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Following {
+    /// What it has logged.
+    fn errors(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    fn end(&mut self, signal: Signal) -> ExitStatus {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).unwrap();
+        kill_process(pid, signal).unwrap();
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Following {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

@@ -155,8 +155,11 @@ impl Import {
         let mut importing = Vec::new();
         for topic in &topics {
             let found = there.iter().find(|it| topic::name_of(it) == topic.name);
+            let known = self.report.topics.get(&topic.name).map(|known| known.source.as_str());
+            let is_same = known == Some(&topic.id_in(&source.cluster));
             let is_begun = found.is_some_and(|found| {
-                self.begun.get(&topic.name) == Some(&found.topic_id)
+                is_same
+                    && self.begun.get(&topic.name) == Some(&found.topic_id)
                     && found.partitions.len() == topic.leaders.len()
                     && topic.leaders.iter().all(|leader| *leader >= 0)
             });
@@ -221,6 +224,10 @@ impl Import {
             return Ok(false);
         }
         let id = topic.id_in(&source.cluster);
+        if self.report.topics.get(name).is_some_and(|known| known.source != id) {
+            // It was created again at the source: what is known is about another topic.
+            self.settings.remove(name);
+        }
         if !self.settings.contains_key(name) {
             let mut settings = Settings::read(&mut source.admin, name)?;
             // Of a topic that exists they are found when it is opened.
