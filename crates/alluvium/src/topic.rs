@@ -9,6 +9,7 @@ use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableT
 use kafka_protocol::messages::create_topics_response::CreatableTopicResult;
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+use kafka_protocol::messages::describe_configs_response::DescribeConfigsResourceResult;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
@@ -131,7 +132,7 @@ fn create(
     common: &Common,
 ) -> Result<(), Failure> {
     let mut client = common.connect()?;
-    let result = create_topic(&mut client, name, partitions, config, Mode::Create)?;
+    let result = create_topic(&mut client, name, partitions, config, Mode::Apply)?;
     if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
         return Err(Failure::Failed(format!("topic {name}: {reason}")));
     }
@@ -150,7 +151,7 @@ fn create(
 /// Whether a request to create a topic does that, or only asks if it could.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    Create,
+    Apply,
     Validate,
 }
 
@@ -405,6 +406,19 @@ pub(crate) fn configs(
     client: &mut Client,
     name: &str,
 ) -> Result<BTreeMap<String, Option<String>>, Failure> {
+    let described = described_configs(client, name)?.into_iter();
+    let text = |value: StrBytes| value.to_string();
+    Ok(described.map(|config| (text(config.name), config.value.map(text))).collect())
+}
+
+/// Requests the settings of a topic, with their sources.
+///
+/// # Errors
+/// The topic does not exist, or the server does not answer.
+pub(crate) fn described_configs(
+    client: &mut Client,
+    name: &str,
+) -> Result<Vec<DescribeConfigsResourceResult>, Failure> {
     let version = client.version::<DescribeConfigsRequest>(4).map_err(Failure::new)?;
     let resource = DescribeConfigsResource::default()
         .with_resource_type(TOPIC_RESOURCE)
@@ -412,14 +426,12 @@ pub(crate) fn configs(
         .with_configuration_keys(None);
     let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
     let answer = client.call(version, &request).map_err(Failure::new)?;
-    let mut configs = BTreeMap::new();
-    for result in &answer.results {
+    let mut configs = Vec::new();
+    for result in answer.results {
         if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
             return Err(Failure::Failed(format!("settings of topic {name}: {reason}")));
         }
-        for config in &result.configs {
-            configs.insert(config.name.to_string(), config.value.as_ref().map(ToString::to_string));
-        }
+        configs.extend(result.configs);
     }
     Ok(configs)
 }

@@ -61,25 +61,22 @@ impl Exported {
         let batches = batches(records, self.next)?;
         let read_to = batches.last().map_or(self.next, |(header, _)| header.end()).min(end);
         self.leader_epoch = batches.last().map(|(_, batch)| batch::leader_epoch(batch));
-        let wanted = batches.into_iter().map(|(_, batch)| batch);
-        let wanted = wanted.take_while(|batch| {
-            BatchHeader::parse(batch).is_some_and(|header| header.base_offset.cast_unsigned() < end)
-        });
-        if self.add(wanted, aborted, end)? {
-            self.cover(read_to);
-        }
+        let is_before = |header: &BatchHeader| header.base_offset.cast_unsigned() < end;
+        let wanted = batches.into_iter().take_while(|(header, _)| is_before(header));
+        self.add(wanted.map(|(_, batch)| batch), aborted, end)?;
+        self.cover(read_to);
         Ok(())
     }
 
     /// Adds the committed records before `end` of these batches, which were read from the end of
     /// this part on. `aborted` are the transactions among them that were aborted: the producer and
-    /// the first offset of each. Returns false if they are too many for one part.
+    /// the first offset of each. If they are too many for one part, the rest is left out.
     pub(crate) fn add(
         &mut self,
         batches: impl Iterator<Item = Bytes>,
         mut aborted: Vec<(i64, u64)>,
         end: u64,
-    ) -> Result<bool, BadBatch> {
+    ) -> Result<(), BadBatch> {
         aborted.sort_by_key(|(_, first)| std::cmp::Reverse(*first));
         let mut dropping: HashSet<i64> = HashSet::new();
         for batch in batches {
@@ -111,14 +108,14 @@ impl Exported {
                 let header = BatchHeader::parse(&piece).expect("it was assembled, or parsed above");
                 let base = header.base_offset.cast_unsigned();
                 if !self.cover(base) {
-                    return Ok(false);
+                    return Ok(());
                 }
                 self.records += u64::from(header.record_count.cast_unsigned());
                 self.next = base + u64::from(header.offsets());
                 self.batches.push(without_producer(piece, &header));
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Covers the offsets up to `to` with batches without records. Returns false if they are too

@@ -18,17 +18,23 @@ const ANY: i8 = 1;
 /// Kafka's pattern type of a name that is taken as it is.
 const LITERAL: i8 = 3;
 
-/// Reads the ACLs of the source, without those of topics that are not imported. The error of an
-/// inner result says why the source does not show them.
+/// What a source shows of its ACLs.
+pub(super) enum Shown {
+    Acls(Vec<AclCreation>),
+    /// The reason why it shows none.
+    Hidden(String),
+}
+
+/// Reads the ACLs of the source, without those of topics that are not imported.
 ///
 /// # Errors
 /// It does not answer.
 pub(super) fn read(
     client: &mut Client,
     is_imported: impl Fn(&str) -> bool,
-) -> Result<Result<Vec<AclCreation>, String>, Failure> {
+) -> Result<Shown, Failure> {
     let Ok(version) = client.version::<DescribeAclsRequest>(3) else {
-        return Ok(Ok(Vec::new()));
+        return Ok(Shown::Acls(Vec::new()));
     };
     let request = DescribeAclsRequest::default()
         .with_resource_type_filter(ANY)
@@ -40,10 +46,10 @@ pub(super) fn read(
         .with_permission_type(ANY);
     let answer = client.call(version, &request).map_err(Failure::new)?;
     if answer.error_code == ResponseError::SecurityDisabled.code() {
-        return Ok(Ok(Vec::new()));
+        return Ok(Shown::Acls(Vec::new()));
     }
     if let Some(reason) = refusal(answer.error_code, answer.error_message.as_ref()) {
-        return Ok(Err(reason));
+        return Ok(Shown::Hidden(reason));
     }
     let mut acls = Vec::new();
     for resource in &answer.resources {
@@ -65,7 +71,7 @@ pub(super) fn read(
                 .with_permission_type(acl.permission_type)
         }));
     }
-    Ok(Ok(acls))
+    Ok(Shown::Acls(acls))
 }
 
 /// Creates ACLs at the target. Returns the reasons for which it refuses some; `None` if it has no

@@ -66,15 +66,11 @@ pub(super) fn compare(
     let mut found = Compared::default();
     loop {
         let (one, other) = (of_source.peek()?, of_target.peek()?);
-        let order = match (&one, &other) {
+        let (offset, order) = match (one, other) {
             (None, None) => return Ok(found),
-            (Some(_), None) => Ordering::Less,
-            (None, Some(_)) => Ordering::Greater,
-            (Some((one, _)), Some((other, _))) => one.cmp(other),
-        };
-        let offset = match order {
-            Ordering::Less => one.map_or(0, |(offset, _)| offset),
-            Ordering::Equal | Ordering::Greater => other.map_or(0, |(offset, _)| offset),
+            (Some((offset, _)), None) => (offset, Ordering::Less),
+            (None, Some((offset, _))) => (offset, Ordering::Greater),
+            (Some((one, _)), Some((other, _))) => (one.min(other), one.cmp(&other)),
         };
         let is_deleted = offset < of_source.side.deleted_to.max(of_target.side.deleted_to);
         let count = match order {
@@ -121,8 +117,7 @@ impl<'a> Side<'a> {
                 Some((_, Fetched::Part(part))) => part,
                 Some((_, Fetched::OutOfRange)) => {
                     let position = std::slice::from_ref(&self.position);
-                    let starts = self.reader.offsets(position, EARLIEST, Isolation::Committed);
-                    let starts = starts.map_err(Failure::Failed)?;
+                    let starts = self.reader.offsets(position, EARLIEST, Isolation::Committed)?;
                     if starts[0] <= self.position.next {
                         return Err(self.error(&format!("no offset {}", self.position.next)));
                     }

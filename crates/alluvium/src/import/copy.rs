@@ -12,7 +12,7 @@ use super::reader::{Fetched, Isolation, Position, Reader, STALLED};
 use super::source::Source;
 use super::target::{Appender, Target};
 use crate::output::Failure;
-use crate::topic::{EARLIEST, LATEST};
+use crate::topic::EARLIEST;
 
 /// Partitions that one request reads at most.
 const MOST_PARTITIONS: usize = 500;
@@ -42,7 +42,12 @@ pub(super) struct Copied {
 impl Copied {
     /// Whether the source had more when the pass began.
     pub(super) fn is_behind(&self) -> bool {
-        self.position.next < self.end
+        self.offsets_behind() > 0
+    }
+
+    /// Returns the number of offsets that the source had more.
+    pub(super) fn offsets_behind(&self) -> u64 {
+        self.end.saturating_sub(self.position.next)
     }
 }
 
@@ -51,8 +56,8 @@ pub(super) struct Pass<'a> {
     pub(super) stop: &'a AtomicBool,
     /// Offsets that are copied.
     pub(super) done: AtomicU64,
-    /// Offsets that the partitions were behind when the pass began, once they are known.
-    pub(super) total: AtomicU64,
+    /// These, and the offsets that the partitions were behind when the pass began.
+    pub(super) total: u64,
     /// Called with what is done, and the total.
     pub(super) progress: alluvium_device::Progress,
 }
@@ -105,21 +110,8 @@ fn copy(
     pass: &Pass<'_>,
     failed: &AtomicBool,
 ) -> Result<(), Failure> {
-    let mut reader = source.broker(leader).map_err(Failure::Failed)?;
+    let mut reader = source.broker(leader)?;
     let mut appender = target.appender()?;
-    let positions: Vec<_> = partitions.iter().map(|it| it.position.clone()).collect();
-    let starts = reader.offsets(&positions, EARLIEST, Isolation::Committed);
-    let starts = starts.map_err(Failure::Failed)?;
-    let ends = reader.offsets(&positions, LATEST, Isolation::Committed);
-    let ends = ends.map_err(Failure::Failed)?;
-    for (partition, (start, end)) in partitions.iter_mut().zip(starts.into_iter().zip(ends)) {
-        (partition.start, partition.end) = (start.min(end), end);
-        let Position { topic, partition: index, next } = &partition.position;
-        if *next > end {
-            return Err(lost_records(topic, *index, end, *next));
-        }
-        pass.total.fetch_add(end - next, Ordering::Relaxed);
-    }
     let (mut bytes, mut progress) = (0, Instant::now());
     loop {
         partitions.retain(|it| it.is_behind());
@@ -176,8 +168,7 @@ fn take(
         Fetched::OutOfRange => {
             // Retention has deleted what follows.
             let position = std::slice::from_ref(&partition.position);
-            let starts = reader.offsets(position, EARLIEST, Isolation::Committed);
-            partition.start = starts.map_err(Failure::Failed)?[0];
+            partition.start = reader.offsets(position, EARLIEST, Isolation::Committed)?[0];
             if partition.start <= next {
                 return Err(of(format!("the source does not have offset {next}")));
             }
@@ -194,7 +185,7 @@ fn take(
         appender.append(&topic, index, batch).map_err(Failure::Failed)?;
     }
     let done = pass.done.fetch_add(part.next - next, Ordering::Relaxed) + part.next - next;
-    (pass.progress)(done, pass.total.load(Ordering::Relaxed).max(done));
+    (pass.progress)(done, pass.total.max(done));
     partition.position.next = part.next;
     partition.epoch = part.leader_epoch.or(partition.epoch);
     Ok((part.next > next).then_some(bytes))

@@ -9,10 +9,9 @@ use kafka_protocol::messages::offset_commit_request::{
 use kafka_protocol::messages::offset_delete_request::{
     OffsetDeleteRequestPartition, OffsetDeleteRequestTopic,
 };
-use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
 use kafka_protocol::messages::{
     FindCoordinatorRequest, GroupId, ListGroupsRequest, OffsetCommitRequest, OffsetDeleteRequest,
-    OffsetFetchRequest, TopicName,
+    OffsetFetchRequest,
 };
 use kafka_protocol::protocol::StrBytes;
 use serde::Serialize;
@@ -22,10 +21,10 @@ use crate::address::HostPort;
 use crate::kafka::{Access, Client, partition_index, refusal, topic_name};
 use crate::output::Failure;
 
-/// The first version of OffsetFetch that names several groups, and the last that names topics.
-const OFFSET_FETCH: (i16, i16) = (8, 9);
-/// The first version of OffsetFetch that waits for offsets of open transactions.
-const REQUIRE_STABLE: i16 = 7;
+/// The last versions that ask for one group. This one of OffsetFetch is the first that can refuse
+/// offsets of open transactions.
+const NEWEST_OFFSET_FETCH: i16 = 7;
+const NEWEST_FIND: i16 = 3;
 /// The last version of OffsetCommit that names topics.
 const NEWEST_COMMIT: i16 = 9;
 /// The group whose offsets at the target are the ends of what was compared with the source.
@@ -105,64 +104,30 @@ pub(super) fn read(source: &mut Source, topics: &BTreeSet<&str>) -> Result<Vec<G
 /// Reads the committed offsets of a group at its coordinator, for these topics.
 fn read_one(client: &mut Client, name: String, topics: &BTreeSet<&str>) -> Result<Group, Failure> {
     let failed = |reason: String| Failure::Failed(format!("group {name}: {reason}"));
-    let version = client.version::<OffsetFetchRequest>(OFFSET_FETCH.1).map_err(Failure::new)?;
-    let id = GroupId(StrBytes::from_string(name.clone()));
-    let request = match version >= OFFSET_FETCH.0 {
-        true => {
-            let group =
-                OffsetFetchRequestGroup::default().with_group_id(id.clone()).with_topics(None);
-            OffsetFetchRequest::default().with_groups(vec![group])
-        }
-        false => OffsetFetchRequest::default().with_group_id(id).with_topics(None),
-    };
-    let answer = client
-        .call(version, &request.with_require_stable(version >= REQUIRE_STABLE))
-        .map_err(Failure::new)?;
-    let code = answer.groups.first().map_or(answer.error_code, |group| group.error_code);
-    if let Some(reason) = refusal(code, None) {
+    let version =
+        client.version::<OffsetFetchRequest>(NEWEST_OFFSET_FETCH).map_err(Failure::new)?;
+    let request = OffsetFetchRequest::default()
+        .with_group_id(GroupId(StrBytes::from_string(name.clone())))
+        .with_topics(None)
+        .with_require_stable(version == NEWEST_OFFSET_FETCH);
+    let answer = client.call(version, &request).map_err(Failure::new)?;
+    if let Some(reason) = refusal(answer.error_code, None) {
         return Err(failed(reason));
     }
-    // Newer versions answer with a list of groups, older ones with the topics of the only one.
     let mut found: BTreeMap<String, Vec<OffsetCommitRequestPartition>> = BTreeMap::new();
     let mut refused = None;
-    let mut add =
-        |topic: &TopicName, index: i32, offset: i64, metadata: &Option<StrBytes>, epoch, code| {
-            if !topics.contains(&*topic.0) {
-                return;
-            }
-            if let Some(error) = ResponseError::try_from_code(code) {
-                refused = Some((topic.0.to_string(), error));
-            } else if offset >= 0 {
+    for topic in answer.topics.iter().filter(|topic| topics.contains(&*topic.name.0)) {
+        for it in &topic.partitions {
+            if let Some(error) = ResponseError::try_from_code(it.error_code) {
+                refused = Some((topic.name.0.to_string(), error));
+            } else if it.committed_offset >= 0 {
                 let partition = OffsetCommitRequestPartition::default()
-                    .with_partition_index(index)
-                    .with_committed_offset(offset)
-                    .with_committed_leader_epoch(epoch)
-                    .with_committed_metadata(metadata.clone());
-                found.entry(topic.0.to_string()).or_default().push(partition);
+                    .with_partition_index(it.partition_index)
+                    .with_committed_offset(it.committed_offset)
+                    .with_committed_leader_epoch(it.committed_leader_epoch)
+                    .with_committed_metadata(it.metadata.clone());
+                found.entry(topic.name.0.to_string()).or_default().push(partition);
             }
-        };
-    for topic in answer.groups.iter().flat_map(|group| &group.topics) {
-        for it in &topic.partitions {
-            add(
-                &topic.name,
-                it.partition_index,
-                it.committed_offset,
-                &it.metadata,
-                it.committed_leader_epoch,
-                it.error_code,
-            );
-        }
-    }
-    for topic in &answer.topics {
-        for it in &topic.partitions {
-            add(
-                &topic.name,
-                it.partition_index,
-                it.committed_offset,
-                &it.metadata,
-                it.committed_leader_epoch,
-                it.error_code,
-            );
         }
     }
     let topics = found.into_iter().map(|(topic, partitions)| {
@@ -177,21 +142,15 @@ fn read_one(client: &mut Client, name: String, topics: &BTreeSet<&str>) -> Resul
 /// Connects to the coordinator of a group.
 fn coordinator(admin: &mut Client, access: &Access, group: &str) -> Result<Client, Failure> {
     let failed = |reason: String| Failure::Failed(format!("group {group}: {reason}"));
-    let version = admin.version::<FindCoordinatorRequest>(5).map_err(Failure::new)?;
-    let key = StrBytes::from_string(group.to_owned());
-    let request = FindCoordinatorRequest::default().with_key_type(GROUP);
-    let request = match version >= 4 {
-        true => request.with_coordinator_keys(vec![key]),
-        false => request.with_key(key),
-    };
+    let version = admin.version::<FindCoordinatorRequest>(NEWEST_FIND).map_err(Failure::new)?;
+    let request = FindCoordinatorRequest::default()
+        .with_key_type(GROUP)
+        .with_key(StrBytes::from_string(group.to_owned()));
     let answer = admin.call(version, &request).map_err(Failure::new)?;
-    let (code, host, port) = match answer.coordinators.first() {
-        Some(found) => (found.error_code, found.host.to_string(), found.port),
-        None => (answer.error_code, answer.host.to_string(), answer.port),
-    };
-    if let Some(reason) = refusal(code, None) {
+    if let Some(reason) = refusal(answer.error_code, None) {
         return Err(failed(reason));
     }
+    let (host, port) = (answer.host.to_string(), answer.port);
     let port =
         u16::try_from(port).map_err(|_| failed(format!("its coordinator has port {port}")))?;
     Client::connect(&HostPort { host, port }, access).map_err(Failure::new)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::compare::{self, Compared};
 use super::reader::{Isolation, Position};
 use super::report::{PartitionReport, Report, State, TopicReport};
-use super::run::{Plan, has_same_ends, positions};
+use super::run::{Plan, has_same_ends};
 use super::settings::Settings;
 use super::source::{Source, SourceTopic};
 use super::target::Target;
@@ -25,9 +25,9 @@ const ATTEMPTS: usize = 3;
 /// A side cannot be reached, or refuses.
 pub(super) fn plan(plan: &Plan) -> Result<Report, Failure> {
     let (mut source, mut target) = plan.connect()?;
-    let topics = plan.topics(&mut source)?;
+    let topics = plan.topics(&source)?;
     let mut report = Report { source: source.cluster.clone(), ..Report::default() };
-    let there = topic::metadata(target.admin(), None)?;
+    let there = topic::metadata(&mut target.admin, None)?;
     let there: BTreeSet<_> = there.topics.iter().map(topic::name_of).collect();
     for topic in topics {
         let id = topic.id_in(&source.cluster);
@@ -38,23 +38,21 @@ pub(super) fn plan(plan: &Plan) -> Result<Report, Failure> {
             (false, _) => target.refused_for_new(&topic.name, &settings.own)?,
             (true, None) => BTreeMap::new(),
             (true, Some(_)) => {
-                let of_target = Settings::read(target.admin(), &topic.name)?;
+                let of_target = Settings::read(&mut target.admin, &topic.name)?;
                 target.refused_changes(&topic.name, &settings.changes(&of_target))?
             }
         };
         let mut planned = TopicReport::new(&id, refused);
-        planned.state = match import {
-            None if !is_there => State::Planned,
-            Some(of) if of == id => State::Planned,
-            None if is_led(&topic) && has_same_ends(&source, &mut target, &topic)? => {
-                State::Complete
-            }
-            _ => State::Exists,
-        };
         if planned.block_without_leader(&topic) {
             report.topics.insert(topic.name, planned);
             continue;
         }
+        planned.state = match import {
+            None if !is_there => State::Planned,
+            Some(of) if of == id => State::Planned,
+            None if has_same_ends(&source, &mut target, &topic)? => State::Complete,
+            _ => State::Exists,
+        };
         let (starts, ends) = range(&source, &topic)?;
         let partitions = starts.into_iter().zip(ends).enumerate();
         planned.partitions = partitions
@@ -65,19 +63,11 @@ pub(super) fn plan(plan: &Plan) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// Whether each partition has a leader.
-fn is_led(topic: &SourceTopic) -> bool {
-    topic.leaders.iter().all(|leader| *leader >= 0)
-}
-
 /// Returns the first offset and the last stable offset of each partition.
 fn range(source: &Source, topic: &SourceTopic) -> Result<(Vec<u64>, Vec<u64>), Failure> {
-    let partitions = positions(topic);
-    let offsets = |timestamp| {
-        let offsets = source.offsets(&partitions, timestamp, Isolation::Committed);
-        offsets.map_err(Failure::Failed)
-    };
-    Ok((offsets(EARLIEST)?, offsets(LATEST)?))
+    let partitions = topic.positions();
+    let starts = source.offsets(&partitions, EARLIEST, Isolation::Committed)?;
+    Ok((starts, source.offsets(&partitions, LATEST, Isolation::Committed)?))
 }
 
 /// Compares all records that both sides have, and the settings of topics.
@@ -86,9 +76,9 @@ fn range(source: &Source, topic: &SourceTopic) -> Result<(Vec<u64>, Vec<u64>), F
 /// A side cannot be reached, or refuses.
 pub(super) fn verify(plan: &Plan) -> Result<Report, Failure> {
     let (mut source, mut target) = plan.connect()?;
-    let topics = plan.topics(&mut source)?;
+    let topics = plan.topics(&source)?;
     let mut report = Report { source: source.cluster.clone(), ..Report::default() };
-    let there = topic::metadata(target.admin(), None)?.topics;
+    let there = topic::metadata(&mut target.admin, None)?.topics;
     let mut ranges = Vec::new();
     for topic in topics {
         let mut of_topic = TopicReport::new(&topic.id_in(&source.cluster), BTreeMap::new());
@@ -111,9 +101,9 @@ pub(super) fn verify(plan: &Plan) -> Result<Report, Failure> {
             continue;
         }
         let (starts, ends) = range(&source, &topic)?;
-        let starts_of_target = topic::offsets(target.admin(), found, EARLIEST)?;
-        let ends_of_target = topic::offsets(target.admin(), found, LATEST)?;
-        for (index, (position, leader)) in (0..).zip(positions(&topic)) {
+        let starts_of_target = topic::offsets(&mut target.admin, found, EARLIEST)?;
+        let ends_of_target = topic::offsets(&mut target.admin, found, LATEST)?;
+        for (index, (position, leader)) in (0..).zip(topic.positions()) {
             let at = |offsets: &BTreeMap<i32, i64>| {
                 offsets.get(&index).map_or(0, |offset| offset.cast_unsigned())
             };
@@ -134,7 +124,7 @@ pub(super) fn verify(plan: &Plan) -> Result<Report, Failure> {
     let mut done = 0;
     for (position, leader, range) in ranges {
         done += range.end - range.start;
-        let found = compared(plan, &target, &position, leader, range)?;
+        let found = compared(plan, &mut source, &target, &position, leader, range)?;
         progress(done, total);
         let of_topic = report.topics.get_mut(&position.topic).expect("it was added above");
         of_topic.partitions[position.partition].compared = Some(found);
@@ -149,7 +139,7 @@ fn compare_settings(
     report: &mut TopicReport,
 ) -> Result<(), Failure> {
     let of_source = Settings::read(&mut source.admin, &topic.name)?;
-    let of_target = Settings::read(target.admin(), &topic.name)?;
+    let of_target = Settings::read(&mut target.admin, &topic.name)?;
     let changes = of_source.changes(&of_target);
     report.is_compacted = of_source.is_compacted();
     report.refused_settings = target.refused_changes(&topic.name, &changes)?;
@@ -166,37 +156,29 @@ fn compare_settings(
 /// Compares a range of a partition, also if its leader moves meanwhile.
 fn compared(
     plan: &Plan,
+    source: &mut Source,
     target: &Target,
     position: &Position,
     mut leader: i32,
     range: Range<u64>,
 ) -> Result<Compared, Failure> {
     let Position { topic, partition, .. } = position;
-    for _ in 1..ATTEMPTS {
-        match compare_once(plan, target, position, leader, range.clone()) {
-            Err(Failure::Failed(reason)) => {
+    let mut attempt = 1;
+    loop {
+        let compared = source.broker(leader).and_then(|mut of_source| {
+            let range = range.clone();
+            compare::compare(&mut of_source, &mut target.reader()?, topic, *partition, range)
+        });
+        match compared {
+            Err(Failure::Failed(reason)) if attempt < ATTEMPTS => {
                 tracing::warn!("{reason}; comparing the partition again");
+                attempt += 1;
                 thread::sleep(Duration::from_secs(1));
-                let topics = plan.connect()?.0.topics()?;
-                let found = topics.iter().find(|it| it.name == *topic);
+                (*source, _) = plan.connect()?;
+                let found = source.topics.iter().find(|it| it.name == *topic);
                 leader = found.map_or(leader, |found| found.leaders[*partition]);
             }
             result => return result,
         }
     }
-    compare_once(plan, target, position, leader, range)
-}
-
-fn compare_once(
-    plan: &Plan,
-    target: &Target,
-    Position { topic, partition, .. }: &Position,
-    leader: i32,
-    range: Range<u64>,
-) -> Result<Compared, Failure> {
-    let (mut source, _) = plan.connect()?;
-    source.topics()?;
-    let mut of_source = source.broker(leader).map_err(Failure::Failed)?;
-    let mut of_target = target.reader().map_err(Failure::Failed)?;
-    compare::compare(&mut of_source, &mut of_target, topic, *partition, range)
 }

@@ -1,5 +1,5 @@
 //! `alluvium import`: copies topics of a running Kafka cluster to a server, at the same offsets.
-//! `docs/import.md`, `docs/decisions/0028-import-at-given-offsets.md`.
+//! `docs/import.md`, `docs/decisions/0029-import-from-kafka.md`.
 
 mod acls;
 mod compare;
@@ -25,6 +25,7 @@ use clap::Args;
 use self::report::Report;
 use self::run::{Import, Plan};
 use crate::address::HostPort;
+use crate::catalog;
 use crate::kafka::Access;
 use crate::output::{self, Failure};
 use crate::serve::Signals;
@@ -140,7 +141,7 @@ fn once(import: &mut Import, snapshot: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Copies what the source gets, until a signal.
+/// Copies what the source receives, until a signal.
 fn follow(import: &mut Import) -> Result<(), Failure> {
     let stop = stop_on_signal()?;
     let mut pause = POLL;
@@ -182,24 +183,18 @@ fn stop_on_signal() -> Result<Arc<AtomicBool>, Failure> {
     let stopping = Arc::clone(&stop);
     let (installed, result) = mpsc::channel();
     thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = match runtime {
-            Ok(runtime) => runtime,
-            Err(error) => return drop(installed.send(Err(Failure::new(error)))),
-        };
-        runtime.block_on(async {
-            let mut signals = match Signals::install() {
-                Ok(signals) => signals,
-                Err(failure) => return drop(installed.send(Err(failure))),
-            };
+        let ended: Result<(), Failure> = catalog::blocking(async {
+            let mut signals = Signals::install()?;
             // The receiver waits for it.
             let _ = installed.send(Ok(()));
             let name = signals.next().await;
             tracing::info!("{name}: ending after what is under way; a further one ends at once");
             stopping.store(true, Ordering::Relaxed);
             signals.end_on_second();
-            std::future::pending::<()>().await;
+            std::future::pending().await
         });
+        // It ends only with a failure, before the first message.
+        let _ = installed.send(ended);
     });
     result.recv().map_err(Failure::new)??;
     Ok(stop)

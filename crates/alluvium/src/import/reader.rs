@@ -12,7 +12,7 @@ use kafka_protocol::messages::offset_for_leader_epoch_request::{
     OffsetForLeaderPartition, OffsetForLeaderTopic,
 };
 use kafka_protocol::messages::{
-    BrokerId, FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest,
+    BrokerId, FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest, TopicName,
 };
 
 use crate::address::HostPort;
@@ -27,6 +27,7 @@ const FETCH_MAX_WAIT_MS: i32 = 500;
 /// Bytes of a response, and of one partition in it. A larger batch comes alone.
 const FETCH_MAX_BYTES: i32 = 16 << 20;
 const PARTITION_MAX_BYTES: i32 = 4 << 20;
+
 /// Kafka's isolation levels. The last offset of a partition is its high watermark, or its last
 /// stable offset.
 #[derive(Clone, Copy)]
@@ -63,10 +64,9 @@ impl Reader {
     ///
     /// # Errors
     /// It cannot be reached, or refuses the login.
-    pub(super) fn connect(address: &HostPort, access: &Access) -> Result<Self, String> {
-        let client = Client::connect(address, access).map_err(|error| error.to_string())?;
-        let version =
-            client.version::<FetchRequest>(NEWEST_FETCH).map_err(|error| error.to_string())?;
+    pub(super) fn connect(address: &HostPort, access: &Access) -> Result<Self, Failure> {
+        let client = Client::connect(address, access).map_err(Failure::new)?;
+        let version = client.version::<FetchRequest>(NEWEST_FETCH).map_err(Failure::new)?;
         Ok(Self { client, version })
     }
 
@@ -79,9 +79,8 @@ impl Reader {
         positions: &[Position],
         timestamp: i64,
         isolation: Isolation,
-    ) -> Result<Vec<u64>, String> {
-        let fail = |error: &dyn std::fmt::Display| error.to_string();
-        let version = self.client.version::<ListOffsetsRequest>(7).map_err(|e| fail(&e))?;
+    ) -> Result<Vec<u64>, Failure> {
+        let version = self.client.version::<ListOffsetsRequest>(7).map_err(Failure::new)?;
         let topics = positions.iter().map(|position| {
             let partition = ListOffsetsPartition::default()
                 .with_partition_index(partition_index(position.partition))
@@ -94,24 +93,14 @@ impl Reader {
             .with_replica_id(BrokerId(-1))
             .with_isolation_level(isolation as i8)
             .with_topics(topics.collect());
-        let answer = self.client.call(version, &request).map_err(|e| fail(&e))?;
-        let mut found = BTreeMap::new();
+        let answer = self.client.call(version, &request).map_err(Failure::new)?;
+        let mut found = Offsets::default();
         for topic in &answer.topics {
-            for partition in &topic.partitions {
-                let (name, index) = (topic.name.0.to_string(), partition.partition_index);
-                if let Some(reason) = refusal(partition.error_code, None) {
-                    return Err(format!("topic {name}, partition {index}: {reason}"));
-                }
-                found.insert((name, index), partition.offset);
+            for it in &topic.partitions {
+                found.add(&topic.name, it.partition_index, it.error_code, it.offset)?;
             }
         }
-        let of = |position: &Position| {
-            let index = partition_index(position.partition);
-            let offset = found.get(&(position.topic.clone(), index));
-            offset.and_then(|offset| u64::try_from(*offset).ok()).ok_or_else(|| {
-                format!("topic {}, partition {index}: no offset in the answer", position.topic)
-            })
-        };
+        let of = |position: &Position| found.of(position).ok_or_else(|| no_offset(position));
         positions.iter().map(of).collect()
     }
 
@@ -123,9 +112,9 @@ impl Reader {
     pub(super) fn epoch_ends(
         &mut self,
         positions: &[(Position, i32)],
-    ) -> Result<Vec<Option<u64>>, String> {
-        let version = self.client.version::<OffsetForLeaderEpochRequest>(4);
-        let version = version.map_err(|error| error.to_string())?;
+    ) -> Result<Vec<Option<u64>>, Failure> {
+        let version =
+            self.client.version::<OffsetForLeaderEpochRequest>(4).map_err(Failure::new)?;
         let topics = positions.iter().map(|(position, epoch)| {
             let partition = OffsetForLeaderPartition::default()
                 .with_partition(partition_index(position.partition))
@@ -137,22 +126,14 @@ impl Reader {
         let request = OffsetForLeaderEpochRequest::default()
             .with_replica_id(BrokerId(-1))
             .with_topics(topics.collect());
-        let answer = self.client.call(version, &request).map_err(|error| error.to_string())?;
-        let mut found = BTreeMap::new();
+        let answer = self.client.call(version, &request).map_err(Failure::new)?;
+        let mut found = Offsets::default();
         for topic in &answer.topics {
-            for partition in &topic.partitions {
-                let (name, index) = (topic.topic.0.to_string(), partition.partition);
-                if let Some(reason) = refusal(partition.error_code, None) {
-                    return Err(format!("topic {name}, partition {index}: {reason}"));
-                }
-                found.insert((name, index), u64::try_from(partition.end_offset).ok());
+            for it in &topic.partitions {
+                found.add(&topic.topic, it.partition, it.error_code, it.end_offset)?;
             }
         }
-        let of = |(position, _): &(Position, i32)| {
-            let index = partition_index(position.partition);
-            found.get(&(position.topic.clone(), index)).copied().flatten()
-        };
-        Ok(positions.iter().map(of).collect())
+        Ok(positions.iter().map(|(position, _)| found.of(position)).collect())
     }
 
     /// Reads from these positions on. Returns the answers of partitions in the order of
@@ -207,6 +188,37 @@ impl Reader {
         }
         Ok(fetched)
     }
+}
+
+/// Offsets of an answer, by topic and partition.
+#[derive(Default)]
+struct Offsets(BTreeMap<(String, i32), i64>);
+
+impl Offsets {
+    fn add(
+        &mut self,
+        topic: &TopicName,
+        index: i32,
+        code: i16,
+        offset: i64,
+    ) -> Result<(), Failure> {
+        let name = topic.0.to_string();
+        if let Some(reason) = refusal(code, None) {
+            return Err(Failure::Failed(format!("topic {name}, partition {index}: {reason}")));
+        }
+        self.0.insert((name, index), offset);
+        Ok(())
+    }
+
+    /// Returns the offset of a partition, if the answer has one.
+    fn of(&self, position: &Position) -> Option<u64> {
+        let key = (position.topic.clone(), partition_index(position.partition));
+        self.0.get(&key).and_then(|offset| u64::try_from(*offset).ok())
+    }
+}
+
+fn no_offset(Position { topic, partition, .. }: &Position) -> Failure {
+    Failure::Failed(format!("topic {topic}, partition {partition}: no offset in the answer"))
 }
 
 /// Reads the answer of one partition.

@@ -135,7 +135,7 @@ impl TopicReport {
 
     /// Keeps the topic closed if one of its partitions cannot be read.
     pub(super) fn block_without_leader(&mut self, topic: &SourceTopic) -> bool {
-        let partition = topic.leaders.iter().position(|leader| *leader < 0);
+        let partition = topic.without_leader();
         if let Some(partition) = partition {
             self.block(&format!("partition {partition} has no leader at the source"));
         }
@@ -225,7 +225,7 @@ impl Report {
             }
             for (key, [source, target]) in &topic.different_settings {
                 output::line(format_args!(
-                    "topic {name}: setting {key} is {source} at the source, {target} here"
+                    "topic {name}: setting {key} is {source} at the source, {target} at the target"
                 ))?;
             }
         }
@@ -349,11 +349,11 @@ impl Report {
         output::line(format_args!("{table}\n"))?;
         for (name, topic) in &self.topics {
             if topic.state == State::Missing {
-                output::line(format_args!("topic {name} does not exist here"))?;
+                output::line(format_args!("topic {name} does not exist at the target"))?;
             }
             for partition in topic.partitions.iter().filter(|it| it.deleted > 0) {
                 output::line(format_args!(
-                    "topic {name}, partition {}: {} before offset {} are deleted here",
+                    "topic {name}, partition {}: {} before offset {} are deleted at the target",
                     partition.partition,
                     counted(partition.deleted, "offset", "offsets"),
                     partition.start

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use alluvium_broker::RecordDigest;
 use uuid::Uuid;
 
+use super::acls::{self, Shown};
 use super::copy::{self, Copied, Pass};
 use super::groups::Verified;
 use super::reader::{Isolation, Position};
@@ -15,7 +16,7 @@ use super::report::{Report, State, TopicReport};
 use super::settings::Settings;
 use super::source::{Source, SourceTopic};
 use super::target::{NotBegun, Target};
-use super::{acls, compare, groups};
+use super::{compare, groups};
 use crate::address::HostPort;
 use crate::kafka::Access;
 use crate::output::{self, Failure};
@@ -71,14 +72,11 @@ impl Plan {
     /// Returns the topics of the source that are wanted.
     ///
     /// # Errors
-    /// The source does not answer, or does not have one.
-    pub(super) fn topics(&self, source: &mut Source) -> Result<Vec<SourceTopic>, Failure> {
-        let all = source.topics()?;
-        let missing: Vec<_> = self
-            .wanted
-            .iter()
-            .filter(|wanted| !all.iter().any(|topic| matches(wanted, &topic.name)))
-            .collect();
+    /// The source does not have one.
+    pub(super) fn topics(&self, source: &Source) -> Result<Vec<SourceTopic>, Failure> {
+        let all = &source.topics;
+        let is_missing = |wanted: &&String| !all.iter().any(|topic| matches(wanted, &topic.name));
+        let missing: Vec<_> = self.wanted.iter().filter(is_missing).collect();
         if !missing.is_empty() {
             return Err(Failure::Usage(format!(
                 "the source has no topic {}: it has {}",
@@ -86,17 +84,18 @@ impl Plan {
                 output::listed(&all.iter().map(|topic| &topic.name).collect::<Vec<_>>())
             )));
         }
-        Ok(self.filtered(all))
+        Ok(self.existing(source))
     }
 
-    fn filtered(&self, all: Vec<SourceTopic>) -> Vec<SourceTopic> {
+    /// Returns those of the wanted topics that the source has.
+    fn existing(&self, source: &Source) -> Vec<SourceTopic> {
         let is_in = |patterns: &[String], topic: &SourceTopic| {
             patterns.iter().any(|pattern| matches(pattern, &topic.name))
         };
-        let is_wanted = |topic: &SourceTopic| {
+        let is_wanted = |topic: &&SourceTopic| {
             (self.wanted.is_empty() || is_in(&self.wanted, topic)) && !is_in(&self.excluded, topic)
         };
-        all.into_iter().filter(is_wanted).collect()
+        source.topics.iter().filter(is_wanted).cloned().collect()
     }
 }
 
@@ -123,9 +122,9 @@ impl Import {
 
     /// Returns the topics of the source that are wanted. Names that the source had once may be
     /// missing.
-    fn topics(&self, source: &mut Source) -> Result<Vec<SourceTopic>, Failure> {
+    fn topics(&self, source: &Source) -> Result<Vec<SourceTopic>, Failure> {
         match self.has_copied {
-            true => Ok(self.plan.filtered(source.topics()?)),
+            true => Ok(self.plan.existing(source)),
             false => self.plan.topics(source),
         }
     }
@@ -149,9 +148,9 @@ impl Import {
     /// A side cannot be reached, or refuses; records differ.
     pub(super) fn pass(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
         let (mut source, mut target) = self.plan.connect()?;
-        let topics = self.topics(&mut source)?;
+        let topics = self.topics(&source)?;
         self.report.source.clone_from(&source.cluster);
-        let there = topic::metadata(target.admin(), None)?.topics;
+        let there = topic::metadata(&mut target.admin, None)?.topics;
         let mut importing = Vec::new();
         for topic in &topics {
             let found = there.iter().find(|it| topic::name_of(it) == topic.name);
@@ -161,18 +160,18 @@ impl Import {
                 is_same
                     && self.begun.get(&topic.name) == Some(&found.topic_id)
                     && found.partitions.len() == topic.leaders.len()
-                    && topic.leaders.iter().all(|leader| *leader >= 0)
+                    && topic.without_leader().is_none()
             });
             let is_importing = match is_begun {
                 true => self.resume(&topic.name),
                 false => self.begin(&mut source, &mut target, topic, found.is_some())?,
             };
             if is_importing {
-                importing.extend(positions(topic));
+                importing.extend(topic.positions());
             }
         }
         let mut partitions = continued(&target, importing)?;
-        check_history(&source, &mut target, &mut partitions)?;
+        learn(&source, &mut target, &mut partitions)?;
         self.compare_unverified(&source, &mut target, &partitions)?;
         let progress = self
             .progress
@@ -180,7 +179,7 @@ impl Import {
         let pass = Pass {
             stop,
             done: AtomicU64::new(progress.done),
-            total: AtomicU64::new(progress.done),
+            total: progress.done + partitions.iter().map(Copied::offsets_behind).sum::<u64>(),
             progress: progress.meter.callback(),
         };
         copy::run(&source, &target, &mut partitions, &pass)?;
@@ -281,17 +280,14 @@ impl Import {
     ) -> Result<(), Failure> {
         let unverified: Vec<_> =
             partitions.iter().filter(|it| it.verified < it.position.next).collect();
-        let wanted: Vec<_> = unverified.iter().map(|it| (it.position.clone(), it.leader)).collect();
-        let failed = Failure::Failed;
-        let starts = source.offsets(&wanted, EARLIEST, Isolation::Committed).map_err(failed)?;
-        for (copied, start) in unverified.iter().zip(starts) {
+        for copied in &unverified {
             let Position { topic, partition, next } = &copied.position;
-            let range = copied.verified.max(start)..*next;
+            let range = copied.verified.max(copied.start)..*next;
             if range.is_empty() {
                 continue;
             }
-            let mut of_source = source.broker(copied.leader).map_err(failed)?;
-            let mut of_target = target.reader().map_err(failed)?;
+            let mut of_source = source.broker(copied.leader)?;
+            let mut of_target = target.reader()?;
             let found = compare::compare(&mut of_source, &mut of_target, topic, *partition, range)?;
             // What log compaction has removed from the source since is additional.
             let is_compacted = self.settings.get(topic).is_some_and(Settings::is_compacted);
@@ -305,7 +301,7 @@ impl Import {
 
     /// Reads back what a pass has copied, and compares it.
     fn read_back(&mut self, target: &mut Target, partitions: &[Copied]) -> Result<(), Failure> {
-        let mut reader = target.reader().map_err(Failure::Failed)?;
+        let mut reader = target.reader()?;
         let is_new = |it: &&Copied| it.from < it.position.next;
         for Copied { position, from, digest, .. } in partitions.iter().filter(is_new) {
             let Position { topic, partition, next } = position;
@@ -330,7 +326,6 @@ impl Import {
     /// A side does not answer, or the source refuses to show groups.
     pub(super) fn copy_groups(&mut self) -> Result<(), Failure> {
         let (mut source, mut target) = self.plan.connect()?;
-        source.topics()?;
         let importing = self.report.importing();
         let names: BTreeSet<&str> = importing.iter().map(String::as_str).collect();
         if names.is_empty() {
@@ -343,7 +338,7 @@ impl Import {
                 report.partitions.get(partition).map(|partition| partition.end)
             });
         }
-        let left_out = groups::commit(target.admin(), &read)?;
+        let left_out = groups::commit(&mut target.admin, &read)?;
         for group in read.iter().filter(|group| !group.is_empty()) {
             self.report.groups_left_out.remove(&group.name);
             self.report.groups.insert(group.name.clone());
@@ -368,9 +363,9 @@ impl Import {
         let (mut source, mut target) = self.plan.connect()?;
         let report = &mut self.report;
         match acls::read(&mut source.admin, |topic| names.contains(topic))? {
-            Ok(found) => {
+            Shown::Acls(found) => {
                 let count = found.len();
-                match acls::create(target.admin(), found)? {
+                match acls::create(&mut target.admin, found)? {
                     Some(refused) => {
                         report.acls = report.acls.max(count - refused.len());
                         report.acls_left_out.extend(refused);
@@ -381,12 +376,12 @@ impl Import {
                     }
                 }
             }
-            Err(reason) => {
+            Shown::Hidden(reason) => {
                 let note = format!("ACLs are not copied: the source does not show them: {reason}");
                 report.acls_note = Some(note);
             }
         }
-        let users = (acls::users(&mut source.admin)?, acls::users(target.admin())?);
+        let users = (acls::users(&mut source.admin)?, acls::users(&mut target.admin)?);
         if let (Some(of_source), Some(of_target)) = users {
             report.users = of_source.difference(&of_target).cloned().collect();
         }
@@ -401,7 +396,7 @@ impl Import {
     pub(super) fn open(&mut self, snapshot: bool) -> Result<bool, Failure> {
         let (mut source, mut target) = self.plan.connect()?;
         let mut all = true;
-        let topics = self.topics(&mut source)?;
+        let topics = self.topics(&source)?;
         let names: BTreeSet<_> = topics.iter().map(|topic| topic.name.as_str()).collect();
         for (name, report) in &mut self.report.topics {
             if report.state.is_importing() && !names.contains(name.as_str()) {
@@ -420,8 +415,7 @@ impl Import {
                 report.block("the topic was created again at the source");
                 continue;
             }
-            let ends = source.offsets(&positions(topic), LATEST, Isolation::Uncommitted);
-            let ends = ends.map_err(Failure::Failed)?;
+            let ends = source.offsets(&topic.positions(), LATEST, Isolation::Uncommitted)?;
             let has_more = !report.partitions.iter().map(|it| it.end).eq(ends.iter().copied());
             if has_more && !snapshot {
                 report.state = State::SourceActive;
@@ -439,7 +433,7 @@ impl Import {
                 continue;
             }
             let of_source = Settings::read(&mut source.admin, &topic.name)?;
-            let of_target = Settings::read(target.admin(), &topic.name)?;
+            let of_target = Settings::read(&mut target.admin, &topic.name)?;
             let mut changes = of_source.changes(&of_target);
             let refused = target.refused_changes(&topic.name, &changes)?;
             changes.retain(|(key, _)| !refused.contains_key(key));
@@ -449,19 +443,12 @@ impl Import {
             finished.map_err(|reason| {
                 Failure::Failed(format!("topic {} is not opened: {reason}", topic.name))
             })?;
-            groups::forget_verified(target.admin(), &topic.name, starts.len())?;
+            groups::forget_verified(&mut target.admin, &topic.name, starts.len())?;
             report.state = State::Opened;
             report.has_more = has_more;
         }
         Ok(all)
     }
-}
-
-/// Returns the partitions of a topic, with their leaders.
-pub(super) fn positions(topic: &SourceTopic) -> Vec<(Position, i32)> {
-    let position = |partition| Position { topic: topic.name.clone(), partition, next: 0 };
-    let leaders = topic.leaders.iter().enumerate();
-    leaders.map(|(partition, leader)| (position(partition), *leader)).collect()
 }
 
 /// Whether a topic of the target ends where that of the source does.
@@ -470,11 +457,10 @@ pub(super) fn has_same_ends(
     target: &mut Target,
     topic: &SourceTopic,
 ) -> Result<bool, Failure> {
-    let ends = source.offsets(&positions(topic), LATEST, Isolation::Uncommitted);
-    let ends = ends.map_err(Failure::Failed)?;
-    let metadata = topic::metadata(target.admin(), Some(std::slice::from_ref(&topic.name)))?;
+    let ends = source.offsets(&topic.positions(), LATEST, Isolation::Uncommitted)?;
+    let metadata = topic::metadata(&mut target.admin, Some(std::slice::from_ref(&topic.name)))?;
     let Some(found) = metadata.topics.first() else { return Ok(false) };
-    let of_target = topic::offsets(target.admin(), found, LATEST)?;
+    let of_target = topic::offsets(&mut target.admin, found, LATEST)?;
     Ok(of_target.values().map(|end| end.cast_unsigned()).eq(ends))
 }
 
@@ -483,10 +469,8 @@ fn continued(target: &Target, positions: Vec<(Position, i32)>) -> Result<Vec<Cop
     if positions.is_empty() {
         return Ok(Vec::new());
     }
-    let failed = Failure::Failed;
     let wanted: Vec<_> = positions.iter().map(|(position, _)| position.clone()).collect();
-    let mut reader = target.reader().map_err(failed)?;
-    let ends = reader.offsets(&wanted, LATEST, Isolation::Uncommitted).map_err(failed)?;
+    let ends = target.reader()?.offsets(&wanted, LATEST, Isolation::Uncommitted)?;
     let copied = |((position, leader), next): ((Position, i32), u64)| Copied {
         position: Position { next, ..position },
         leader,
@@ -500,20 +484,18 @@ fn continued(target: &Target, positions: Vec<(Position, i32)>) -> Result<Vec<Cop
     Ok(positions.into_iter().zip(ends).map(copied).collect())
 }
 
-/// Learns up to where partitions were compared, and checks that the source still has what it had
-/// then: no partition ends before, and no leader with fewer records was elected (KIP-320).
-fn check_history(
-    source: &Source,
-    target: &mut Target,
-    partitions: &mut [Copied],
-) -> Result<(), Failure> {
+/// Learns the first offsets and ends of partitions at the source, and up to where they were
+/// compared. Checks that the source still has what it had then: no partition ends before, and no
+/// leader with fewer records was elected (KIP-320).
+fn learn(source: &Source, target: &mut Target, partitions: &mut [Copied]) -> Result<(), Failure> {
     let names = partitions.iter().map(|it| it.position.topic.as_str()).collect();
-    let verified = groups::verified(target.admin(), &names)?;
-    let failed = Failure::Failed;
+    let verified = groups::verified(&mut target.admin, &names)?;
     let all: Vec<_> = partitions.iter().map(|it| (it.position.clone(), it.leader)).collect();
-    let ends = source.offsets(&all, LATEST, Isolation::Uncommitted).map_err(failed)?;
+    let starts = source.offsets(&all, EARLIEST, Isolation::Committed)?;
+    let ends = source.offsets(&all, LATEST, Isolation::Committed)?;
     let mut of_leaders: BTreeMap<i32, Vec<(Position, i32)>> = BTreeMap::new();
-    for (copied, end) in partitions.iter_mut().zip(ends) {
+    for (copied, (start, end)) in partitions.iter_mut().zip(starts.into_iter().zip(ends)) {
+        (copied.start, copied.end) = (start.min(end), end);
         let Position { topic, partition, next } = &copied.position;
         if *next > end {
             return Err(copy::lost_records(topic, *partition, end, *next));
@@ -526,8 +508,7 @@ fn check_history(
         }
     }
     for (leader, positions) in of_leaders {
-        let mut reader = source.broker(leader).map_err(failed)?;
-        let ends = reader.epoch_ends(&positions).map_err(failed)?;
+        let ends = source.broker(leader)?.epoch_ends(&positions)?;
         for ((position, _), end) in positions.iter().zip(ends) {
             if let Some(end) = end.filter(|end| *end < position.next) {
                 let Position { topic, partition, next } = position;
@@ -547,7 +528,7 @@ fn note<'a>(
         let Position { topic, partition, next } = position;
         (topic.as_str(), *partition, Verified { end: *next, epoch: *epoch })
     });
-    groups::note_verified(target.admin(), ends)
+    groups::note_verified(&mut target.admin, ends)
 }
 
 fn differs(topic: &str, partition: usize, first: Option<u64>) -> Failure {

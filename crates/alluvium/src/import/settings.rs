@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 
 use alluvium_broker::IMPORT_SETTING;
-use kafka_protocol::messages::DescribeConfigsRequest;
-use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
-use kafka_protocol::protocol::StrBytes;
 
-use crate::kafka::{Client, refusal};
+use crate::kafka::Client;
 use crate::output::Failure;
-use crate::topic::TOPIC_RESOURCE;
+use crate::topic;
 
 /// Kafka's source of a setting that was set for the topic.
 const OF_TOPIC: i8 = 1;
@@ -44,26 +41,16 @@ impl Settings {
     /// # Errors
     /// The server refuses, or does not answer.
     pub(super) fn read(client: &mut Client, name: &str) -> Result<Self, Failure> {
-        let version = client.version::<DescribeConfigsRequest>(4).map_err(Failure::new)?;
-        let resource = DescribeConfigsResource::default()
-            .with_resource_type(TOPIC_RESOURCE)
-            .with_resource_name(StrBytes::from_string(name.to_owned()))
-            .with_configuration_keys(None);
-        let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
-        let answer = client.call(version, &request).map_err(Failure::new)?;
         let mut settings = Self::default();
-        for result in &answer.results {
-            if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
-                return Err(Failure::Failed(format!("settings of topic {name}: {reason}")));
+        for config in topic::described_configs(client, name)? {
+            let Some(value) = config.value.filter(|_| &*config.name != IMPORT_SETTING) else {
+                continue;
+            };
+            let (name, value) = (config.name.to_string(), value.to_string());
+            if config.config_source == OF_TOPIC {
+                settings.own.insert(name.clone(), value.clone());
             }
-            for config in result.configs.iter().filter(|it| &*it.name != IMPORT_SETTING) {
-                let Some(value) = &config.value else { continue };
-                let setting = (config.name.to_string(), value.to_string());
-                if config.config_source == OF_TOPIC {
-                    settings.own.insert(setting.0.clone(), setting.1.clone());
-                }
-                settings.effective.insert(setting.0, setting.1);
-            }
+            settings.effective.insert(name, value);
         }
         Ok(settings)
     }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use kafka_protocol::messages::MetadataResponse;
 use kafka_protocol::messages::metadata_response::{MetadataResponseBroker, MetadataResponseTopic};
 use uuid::Uuid;
 
@@ -12,13 +11,15 @@ use crate::kafka::{Access, Client};
 use crate::output::Failure;
 use crate::topic::{self, name_of};
 
-/// A cluster, reached by one of its brokers.
+/// A cluster, reached by one of its brokers, as it was when the connection was made.
 pub(super) struct Source {
     pub(super) access: Access,
     pub(super) admin: Client,
     pub(super) brokers: BTreeMap<i32, HostPort>,
     /// Its cluster id.
     pub(super) cluster: String,
+    /// All topics but internal ones.
+    pub(super) topics: Vec<SourceTopic>,
 }
 
 /// A topic of the source.
@@ -39,59 +40,63 @@ impl SourceTopic {
             false => format!("kafka {cluster}, topic {}", self.id),
         }
     }
+
+    /// Returns the first partition without a leader.
+    pub(super) fn without_leader(&self) -> Option<usize> {
+        self.leaders.iter().position(|leader| *leader < 0)
+    }
+
+    /// Returns the partitions, with their leaders.
+    pub(super) fn positions(&self) -> Vec<(Position, i32)> {
+        let position = |partition| Position { topic: self.name.clone(), partition, next: 0 };
+        let leaders = self.leaders.iter().enumerate();
+        leaders.map(|(partition, leader)| (position(partition), *leader)).collect()
+    }
 }
 
 impl Source {
-    /// Connects to the first address that answers.
+    /// Connects to the first address that answers, and asks for the topics and brokers.
     ///
     /// # Errors
-    /// No address answers; the error is the last one's.
+    /// No address answers, in which case the error is the last one's; or a topic cannot be read.
     pub(super) fn connect(seeds: &[HostPort], access: &Access) -> Result<Self, Failure> {
-        let mut last = None;
+        let mut last = Failure::Usage("--from names no address".into());
         for seed in seeds {
             match Client::connect(seed, access) {
-                Ok(admin) => {
-                    let (brokers, cluster) = (BTreeMap::new(), String::new());
-                    return Ok(Self { access: access.clone(), admin, brokers, cluster });
-                }
-                Err(error) => last = Some(error),
+                Ok(admin) => return Self::of(admin, access),
+                Err(error) => last = Failure::new(error),
             }
         }
-        Err(last.map_or_else(|| Failure::Usage("--from names no address".into()), Failure::new))
+        Err(last)
     }
 
-    /// Returns all topics but internal ones, and learns the addresses of the brokers.
-    ///
-    /// # Errors
-    /// The source does not answer, or a topic cannot be read.
-    pub(super) fn topics(&mut self) -> Result<Vec<SourceTopic>, Failure> {
-        let answer = topic::metadata(&mut self.admin, None)?;
-        self.learn(&answer)?;
-        let topics = answer.topics.iter().filter(|topic| !topic.is_internal);
-        topics.map(source_topic).collect()
-    }
-
-    fn learn(&mut self, answer: &MetadataResponse) -> Result<(), Failure> {
-        let id = answer.cluster_id.as_ref();
-        self.cluster = id.map(ToString::to_string).unwrap_or_default();
+    fn of(mut admin: Client, access: &Access) -> Result<Self, Failure> {
+        let answer = topic::metadata(&mut admin, None)?;
         let address = |broker: &MetadataResponseBroker| {
             let node = broker.node_id.0;
             let port = u16::try_from(broker.port)
                 .map_err(|_| Failure::Failed(format!("broker {node} has port {}", broker.port)))?;
             Ok((node, HostPort { host: broker.host.to_string(), port }))
         };
-        self.brokers = answer.brokers.iter().map(address).collect::<Result<_, Failure>>()?;
-        Ok(())
+        let brokers = answer.brokers.iter().map(address).collect::<Result<_, Failure>>()?;
+        let topics = answer.topics.iter().filter(|topic| !topic.is_internal);
+        Ok(Self {
+            access: access.clone(),
+            admin,
+            brokers,
+            cluster: answer.cluster_id.as_ref().map(ToString::to_string).unwrap_or_default(),
+            topics: topics.map(source_topic).collect::<Result<_, _>>()?,
+        })
     }
 
     /// Connects to a broker of the cluster.
     ///
     /// # Errors
     /// It is not known, or cannot be reached.
-    pub(super) fn broker(&self, node: i32) -> Result<Reader, String> {
-        let address =
-            self.brokers.get(&node).ok_or_else(|| format!("broker {node} is not available"))?;
-        Reader::connect(address, &self.access)
+    pub(super) fn broker(&self, node: i32) -> Result<Reader, Failure> {
+        let address = self.brokers.get(&node);
+        let missing = || Failure::Failed(format!("broker {node} is not available"));
+        Reader::connect(address.ok_or_else(missing)?, &self.access)
     }
 
     /// Returns the offset of each partition for one of Kafka's special timestamps, asking its
@@ -104,7 +109,7 @@ impl Source {
         partitions: &[(Position, i32)],
         timestamp: i64,
         isolation: Isolation,
-    ) -> Result<Vec<u64>, String> {
+    ) -> Result<Vec<u64>, Failure> {
         let mut of_leaders: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
         for (number, (_, leader)) in partitions.iter().enumerate() {
             of_leaders.entry(*leader).or_default().push(number);

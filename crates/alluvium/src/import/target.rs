@@ -38,7 +38,8 @@ const DELETE: i8 = 1;
 pub(crate) struct Target {
     server: HostPort,
     access: Access,
-    admin: Client,
+    /// The connection for requests about topics.
+    pub(super) admin: Client,
 }
 
 /// A topic whose import has begun.
@@ -94,11 +95,6 @@ impl Target {
         Ok(Self { server: server.clone(), access: access.clone(), admin })
     }
 
-    /// The connection for requests about topics.
-    pub(crate) fn admin(&mut self) -> &mut Client {
-        &mut self.admin
-    }
-
     /// Opens a connection to append batches.
     ///
     /// # Errors
@@ -132,7 +128,7 @@ impl Target {
         let count = i32::try_from(partitions).map_err(Failure::new)?;
         let configs = configs.into_iter().collect();
         let created =
-            topic::create_topic(&mut self.admin, name, Some(count), configs, Mode::Create)?;
+            topic::create_topic(&mut self.admin, name, Some(count), configs, Mode::Apply)?;
         let is_new = created.error_code != ResponseError::TopicAlreadyExists.code();
         let refused = refusal(created.error_code, created.error_message.as_ref());
         if let Some(reason) = refused.filter(|_| is_new) {
@@ -272,7 +268,7 @@ impl Target {
     ///
     /// # Errors
     /// As [`Target::connect`].
-    pub(super) fn reader(&self) -> Result<Reader, String> {
+    pub(super) fn reader(&self) -> Result<Reader, Failure> {
         Reader::connect(&self.server, &self.access)
     }
 
@@ -289,7 +285,7 @@ impl Target {
     ) -> Result<(), String> {
         self.delete_before(name, starts)?;
         changes.push((IMPORT_SETTING.to_owned(), None));
-        let altered = self.alter(name, &changes, Mode::Create);
+        let altered = self.alter(name, &changes, Mode::Apply);
         match altered.map_err(|failure| failure.message().to_owned())? {
             (_, Some(reason)) => Err(format!("its settings: {reason}")),
             (_, None) => Ok(()),
