@@ -148,7 +148,7 @@ fn create(
     ))
 }
 
-/// Whether a request to create a topic does that, or only asks if it could.
+/// Whether the server does what a request says, or only answers whether it could.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     Apply,
