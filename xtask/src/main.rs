@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod client;
 mod compacted;
 mod compat;
 mod crash;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Error;
+use crate::client::{Client, Resource};
 use crate::exec::{cargo, describe, wait};
 use crate::rng::Rng;
 
@@ -247,6 +248,11 @@ impl Server {
             status if status.success() => Ok(()),
             status => Err(format!("`{}`: {status}{}", describe(&add), self.log_tail()).into()),
         }
+    }
+
+    /// Sets a setting of the broker.
+    pub(crate) fn set(&self, name: &str, value: &str) -> Result<(), Error> {
+        Client::connect(self.address)?.set(Resource::Brokers, name, value)
     }
 
     /// The current resident memory of the process, in KiB.

@@ -15,13 +15,15 @@ const WAL_MEBIBYTES: u64 = 256;
 /// Small, so that most cold reads are served from objects.
 const LOG_CACHE_MEBIBYTES: u64 = 16;
 
-/// The settings that Apache Kafka needs to run all its features on one node, and those that
-/// franz-go's own pipeline uses.
+/// A setting of franz-go's own pipeline. Its test of share groups releases records in several ways,
+/// and waits forever for one that reaches Kafka's default of 5.
+const DELIVERY_LIMIT: (&str, &str) = ("group.share.delivery.count.limit", "10");
+
+/// The settings that Apache Kafka needs to run all its features on one node.
 const KAFKA_PROPERTIES: &str = "\
     share.coordinator.state.topic.replication.factor=1\n\
     share.coordinator.state.topic.min.isr=1\n\
     share.coordinator.state.topic.num.partitions=5\n\
-    group.share.delivery.count.limit=10\n\
     group.initial.rebalance.delay.ms=0\n\
     authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n\
     allow.everyone.if.no.acl.found=true\n";
@@ -105,6 +107,8 @@ impl Peer {
         for (user, password) in setup.users {
             server.add_user(user, password)?;
         }
+        let (name, value) = DELIVERY_LIMIT;
+        server.set(name, value)?;
         let sasl = (!setup.users.is_empty()).then_some(sasl);
         let process = Process::Alluvium(server);
         Ok(Self { process, directory: directory.to_path_buf(), sasl, behind_proxy })
@@ -117,7 +121,11 @@ impl Peer {
         }
         let Setup { partitions, node, users, .. } = *setup;
         let (sasl, behind_proxy) = (free_address()?, free_address()?);
-        let mut further = format!("{KAFKA_PROPERTIES}num.partitions={partitions}\n{}", setup.kafka);
+        let (name, value) = DELIVERY_LIMIT;
+        let mut further = format!(
+            "{KAFKA_PROPERTIES}{name}={value}\nnum.partitions={partitions}\n{}",
+            setup.kafka
+        );
         let mut listeners = Vec::new();
         if let Some(proxy) = setup.proxy {
             listeners.push(("PROXIED", "PLAINTEXT", behind_proxy, proxy));

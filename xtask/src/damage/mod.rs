@@ -7,8 +7,8 @@
 //! it, reads everything back ([`observe`]) and compares it with the model and with the losses in
 //! the server's log ([`log_lines`], [`verdict`]).
 
+mod batch;
 mod case;
-mod client;
 mod faults;
 mod files;
 mod image;

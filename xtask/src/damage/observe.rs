@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use kafka_protocol::messages::fetch_response::PartitionData;
 
-use super::client::{BatchKind, Client, decode_batches};
+use super::batch::{BatchKind, decode_batches};
 use super::model::{Model, Partition};
 use super::reads::{self, CORRUPT_MESSAGE, EARLIEST, Fetched, Isolation};
 use crate::Error;
+use crate::client::Client;
 
 /// The total time that one case may wait for missing answers. A healthy server answers at once.
 const PATIENCE: Duration = Duration::from_secs(10);

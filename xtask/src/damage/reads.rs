@@ -12,9 +12,10 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::client::{Batch, BatchKind, Client, topic_name};
+use super::batch::{Batch, BatchKind, topic_name};
 use super::model::Partition;
 use crate::Error;
+use crate::client::Client;
 
 const FETCH_BYTES: i32 = 1 << 20;
 /// The error that ends a consumer's read. On all others it retries, or continues at another offset.

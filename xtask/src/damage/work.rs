@@ -23,11 +23,12 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::{Request, StrBytes};
 
-use super::client::{Client, Producer, encode_batch, topic_name};
+use super::batch::{Producer, encode_batch, topic_name};
 use super::model::{
     Commit, Idempotent, Log, Model, Outcome, Partition, Record, Session, Transaction,
 };
 use crate::Error;
+use crate::client::Client;
 
 const SERVER_TIMEOUT_MS: i32 = 30_000;
 const LOADING: i16 = 14;

@@ -75,14 +75,8 @@ const FIXED: &[BrokerSetting] = &[
         "The shortest session timeout of a share group."),
     fixed("group.share.max.session.timeout.ms", Int, Some("60000"),
         "The longest session timeout of a share group."),
-    fixed("group.share.delivery.count.limit", Int, Some("5"),
-        "The greatest number of deliveries of a record, unless the share group sets it."),
     fixed("group.share.max.size", Int, Some("200"),
         "The greatest number of members of a share group."),
-    fixed("group.share.partition.max.record.locks", Int, Some("2000"),
-        "The greatest number of in-flight records of a partition, unless the share group sets it."),
-    fixed("group.share.record.lock.duration.ms", Int, Some("30000"),
-        "How long a member holds a record, unless the share group sets it."),
     fixed("group.consumer.max.size", Int, Some("2147483647"),
         "The greatest number of members of a consumer group."),
     fixed("group.consumer.migration.policy", String, Some("bidirectional"),
@@ -241,9 +235,16 @@ pub(crate) const MAX_CONNECTIONS: &str = "max.connections";
 pub(crate) const MAX_CONNECTIONS_PER_IP: &str = "max.connections.per.ip";
 pub(crate) const MAX_CONNECTIONS_OVERRIDES: &str = "max.connections.per.ip.overrides";
 
-/// Settings that take effect at once and are not defaults of topics.
+/// Settings that take effect at once and are not defaults of topics. Kafka fixes those of share
+/// groups at the start of a broker; this server has no file of properties to set them in.
 #[rustfmt::skip]
 const LIVE: &[Setting] = &[
+    live("group.share.delivery.count.limit", Int, "5", Between(2, 10),
+        "The greatest number of deliveries of a record, unless the share group sets it."),
+    live("group.share.partition.max.record.locks", Int, "2000", Between(100, 4_000),
+        "The greatest number of in-flight records of a partition, unless the share group sets it."),
+    live("group.share.record.lock.duration.ms", Int, "30000", Between(15_000, 60_000),
+        "How long a member holds a record, in milliseconds, unless the share group sets it."),
     live(CLEANER_BACKOFF, Long, "15000", Between(1, MAX_BACKOFF_MS),
         "The interval of the checks of compacted topics, in milliseconds; 0 is refused."),
     live(MAX_CONNECTIONS, Int, "2147483647", Between(1, 100_000),

@@ -1,6 +1,8 @@
 //! Share groups over TCP: what members receive, the delivery state of records, what survives a
 //! restart.
 
+mod table;
+
 use std::time::Duration;
 
 use alluvium_stream::StreamOffset;
@@ -21,7 +23,6 @@ use super::harness::{Client, HANG, TestServer, text};
 use super::transactions::delete_topic;
 use crate::batch::tests::plain;
 use crate::configs::{Alteration, Entity, Op};
-use crate::groups::share::{Ack, AckKind, Found, Return, ShareRules, Wanted};
 use crate::wire::share::{DescribeShareOffsets, ShareAcknowledge, ShareFetch};
 
 const UNKNOWN_TOPIC_OR_PARTITION: i16 = ResponseError::UnknownTopicOrPartition.code();
@@ -66,10 +67,10 @@ fn good(response: &ShareGroupHeartbeatResponse) -> (i32, Option<Assigned>) {
     (response.member_epoch, assignment)
 }
 
-async fn set(server: &TestServer, name: &str, settings: &[(&str, &str)]) {
-    let ops = settings.iter().map(|(name, value)| (name.to_string(), Op::Set(value.to_string())));
-    let alteration = Alteration { ops: ops.collect(), only_these: false };
-    server.server().configs.alter(Entity::Group(name), &alteration, false).await.unwrap();
+async fn set(server: &TestServer, of: Entity<'_>, name: &str, value: &str) {
+    let ops = [(name.to_owned(), Op::Set(value.to_owned()))].into();
+    let alteration = Alteration { ops, only_these: false };
+    server.server().configs.alter(of, &alteration, false).await.unwrap();
 }
 
 /// A member of the group `g`, which reads one topic.
@@ -197,7 +198,7 @@ async fn earliest() -> (TestServer, Uuid) {
 }
 
 async fn earliest_on(server: TestServer) -> (TestServer, Uuid) {
-    set(&server, "g", &[("share.auto.offset.reset", "earliest")]).await;
+    set(&server, Entity::Group("g"), "share.auto.offset.reset", "earliest").await;
     let topic = server.topic("t", 1, &[]).await;
     (server, topic)
 }
@@ -426,18 +427,22 @@ async fn records_of_a_departed_member_are_released() {
 
 /// Each of its readers fails on it without an acknowledgement, and is restarted.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_is_archived_at_the_delivery_limit() {
+async fn a_record_is_archived_at_the_limit_of_the_group_or_else_of_the_broker() {
     let (server, topic) = earliest().await;
-    produce(&server, 1).await;
-    for deliveries in 1..=5 {
-        let mut a = Member::new(&server, "a", topic).await;
-        assert_eq!(a.got().await, [(0, 0, deliveries)]);
-        assert_eq!(a.acknowledge(&[], true).await[0], 0);
+    for (offset, limit) in [(0, 5), (1, 2), (2, 3)] {
+        match limit {
+            5 => {} // Kafka's default
+            2 => set(&server, Entity::Brokers, "group.share.delivery.count.limit", "2").await,
+            _ => set(&server, Entity::Group("g"), "share.delivery.count.limit", "3").await,
+        }
+        produce(&server, 1).await;
+        for deliveries in 1..=limit {
+            let mut a = Member::new(&server, "a", topic).await;
+            assert_eq!(a.got().await, [(offset, offset, deliveries)]);
+            assert_eq!(a.acknowledge(&[], true).await[0], 0);
+        }
+        assert_eq!(Member::new(&server, "a", topic).await.got().await, []);
     }
-    let mut a = Member::new(&server, "a", topic).await;
-    assert_eq!(a.got().await, []);
-    produce(&server, 1).await;
-    assert_eq!(a.got().await, [(1, 1, 1)]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -604,7 +609,7 @@ async fn the_log_start_advances_the_start_offset_of_groups() {
 #[tokio::test(flavor = "multi_thread")]
 async fn record_limits_split_batches() {
     let (server, topic) = earliest().await;
-    set(&server, "g", &[("share.partition.max.record.locks", "100")]).await;
+    set(&server, Entity::Group("g"), "share.partition.max.record.locks", "100").await;
     produce(&server, 150).await;
     let mut a = Member::new(&server, "a", topic).await;
     let mut few = a.fetch_of(&[0], &[], 1);
@@ -621,7 +626,7 @@ async fn record_limits_split_batches() {
 async fn read_committed_groups_get_committed_records_only() {
     use super::transactions::Producer;
     let (server, topic) = earliest().await;
-    set(&server, "g", &[("share.isolation.level", "read_committed")]).await;
+    set(&server, Entity::Group("g"), "share.isolation.level", "read_committed").await;
     let mut producer = Producer::init(&server, "tx", false).await;
     for commit in [false, true] {
         assert_eq!(producer.add("t", &[0]).await, 0);
@@ -638,7 +643,7 @@ async fn read_committed_groups_get_committed_records_only() {
     assert_eq!(producer.add("t", &[0]).await, 0);
     assert_eq!(producer.produce("t", topic, 0).await, (0, 6));
     assert_eq!(a.got().await, []);
-    set(&server, "g", &[("share.isolation.level", "read_uncommitted")]).await;
+    set(&server, Entity::Group("g"), "share.isolation.level", "read_uncommitted").await;
     assert_eq!(a.got().await, [(6, 7, 1)]);
 }
 
@@ -698,103 +703,4 @@ async fn admins_can_set_and_delete_offsets_and_delete_groups() {
     let mut admin = server.client().await;
     assert_eq!(described(&mut admin, true).await, (GROUP_ID_NOT_FOUND, -1, -1));
     assert!(admin.call(5, &ListGroupsRequest::default()).await.groups.is_empty());
-}
-
-fn all_of(from: u64, to: u64) -> Found {
-    Found { from: StreamOffset(from), to: StreamOffset(to), is_for_members: true }
-}
-
-/// Acquires what a read from the beginning has found of a share partition; returns the number of
-/// records.
-fn acquire(server: &TestServer, of: (Uuid, i32), found: &[Found], max_in_flight: u64) -> u64 {
-    let shares = server.server().groups.shares();
-    let rules = ShareRules { max_in_flight, ..server.server().configs.share_rules("g") };
-    let wanted =
-        Wanted { max_records: 9_999, is_exact: false, batch_records: 9_999, max_in_flight };
-    let slot = shares.get("g", of).unwrap();
-    let read = (StreamOffset(0), found);
-    let acquired = shares.acquire(&slot, &rules, read, &"m".into(), wanted);
-    acquired.iter().map(|acquired| acquired.to.0 - acquired.from.0).sum()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn unacknowledged_records_of_some_groups_do_not_block_others() {
-    let (server, topic) = earliest().await;
-    let _member = Member::new(&server, "a", topic).await;
-    let starts: Vec<_> = (0..300).map(|partition| (partition, StreamOffset(0))).collect();
-    server.server().groups.begin_shares("g", topic, &starts, || true).unwrap();
-    for partition in 0..250 {
-        assert_eq!(acquire(&server, (topic, partition), &[all_of(0, 4_000)], 4_000), 4_000);
-    }
-    for partition in 250..300 {
-        assert_eq!(acquire(&server, (topic, partition), &[all_of(0, 4_000)], 4_000), 100);
-    }
-    server.server().groups.shares().release("g", "m", Return::Lost);
-    let again = acquire(&server, (topic, 0), &[all_of(0, 4_000)], 4_000);
-    assert_eq!(again, 4_000, "released records are delivered regardless of the limit");
-}
-
-/// A request that sets offsets or fetches may have found the topic a moment before its deletion. A
-/// share partition created then would stay until a restart, and keep the group.
-#[tokio::test(flavor = "multi_thread")]
-async fn no_share_partition_is_created_for_a_topic_deleted_meanwhile() {
-    let (server, topic) = earliest().await;
-    let mut member = Member::new(&server, "a", topic).await;
-    let delete = DeleteTopicsRequest::default().with_topic_names(vec![TopicName(text("t"))]);
-    assert_eq!(member.client.call(1, &delete).await.responses[0].error_code, 0);
-    let groups = &server.server().groups;
-    let exists = || server.server().topics.by_id(topic).is_ok();
-    let starts = [(0, StreamOffset(0))];
-    let begun = groups.begin_shares("g", topic, &starts, exists);
-    assert_eq!(begun.unwrap_err().code(), UNKNOWN_TOPIC_OR_PARTITION);
-    let altered = groups.alter_shares("new", topic, &starts, exists).await;
-    assert_eq!(altered.unwrap_err().error.code(), UNKNOWN_TOPIC_OR_PARTITION);
-    for group in ["g", "new"] {
-        assert!(groups.shares().describe(group).is_empty());
-    }
-}
-
-/// Offsets without records are not persisted.
-#[tokio::test(flavor = "multi_thread")]
-async fn compacted_records_do_not_count_after_a_restart() {
-    let (mut server, topic) = earliest().await;
-    let other = server.topic("u", 1, &[]).await;
-    let _member = Member::new(&server, "a", topic).await;
-    for topic in [topic, other] {
-        let starts = [(0, StreamOffset(0))];
-        server.server().groups.begin_shares("g", topic, &starts, || true).unwrap();
-    }
-    let found = [all_of(0, 1), all_of(2_000_000, 2_000_001)];
-    assert_eq!(acquire(&server, (topic, 0), &found, 4_000), 2);
-    let shares = server.server().groups.shares();
-    let slot = shares.get("g", (topic, 0)).unwrap();
-    let (rules, start) = (server.server().configs.share_rules("g"), StreamOffset(0));
-    let last = StreamOffset(2_000_000);
-    let ack = Ack { from: last, to: StreamOffset(last.0 + 1), kind: AckKind::Accept };
-    let (written, _) = shares.acknowledge(&slot, &rules, start, "m", &[ack]).unwrap();
-    written.unwrap().await.unwrap();
-    server.crash().await;
-    assert_eq!(acquire(&server, (other, 0), &[all_of(0, 2_000)], 2_000), 2_000);
-}
-
-/// A group's locks last at least 15 s, so the server is asked directly for a short one.
-#[tokio::test(flavor = "multi_thread")]
-async fn locks_expire() {
-    let (server, topic) = earliest().await;
-    produce(&server, 2).await;
-    let mut a = Member::new(&server, "a", topic).await;
-    assert_eq!(a.got().await, [(0, 1, 1)]);
-    assert_eq!(a.acknowledge(&[(0, 1, &[RELEASE])], false).await, [0, 0]);
-    let shares = server.server().groups.shares();
-    let slot = shares.get("g", (topic, 0)).unwrap();
-    let rules = server.server().configs.share_rules("g");
-    let wanted = Wanted { max_records: 9, is_exact: false, batch_records: 9, max_in_flight: 9 };
-    let found = [Found { from: StreamOffset(0), to: StreamOffset(2), is_for_members: true }];
-    let rules = ShareRules { lock_duration: Duration::from_millis(1), ..rules };
-    let from = StreamOffset(0);
-    let acquired = shares.acquire(&slot, &rules, (from, &found), &"b".into(), wanted);
-    assert_eq!(acquired.len(), 1);
-    let request = a.fetch_of(&[0], &[], 60_000);
-    let answer = tokio::time::timeout(HANG, a.send(&request)).await.unwrap();
-    assert_eq!(answer, ([0; 3], vec![(0, 1, 3)]));
 }

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Map, Value};
 
-use super::super::client::Client;
 use super::super::image::{BUSY, IDLE_PRODUCER, Load, step};
 use super::super::log_lines::{Reported, final_error, panic_in};
 use super::super::model::{Model, Outcome, Partition, Record};
@@ -26,6 +25,7 @@ use super::read::{Observed, observe};
 use super::site::{Pace, Site, last};
 use super::stated::{Exported, Stated};
 use crate::Error;
+use crate::client::Client;
 use crate::exec::each_line;
 use crate::rng::Rng;
 use crate::server::Ending;

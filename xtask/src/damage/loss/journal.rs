@@ -2,11 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kafka_protocol::messages::CreateAclsRequest;
 use kafka_protocol::messages::create_acls_request::AclCreation;
-use kafka_protocol::messages::incremental_alter_configs_request::{
-    AlterConfigsResource, AlterableConfig,
-};
-use kafka_protocol::messages::{CreateAclsRequest, IncrementalAlterConfigsRequest};
 use kafka_protocol::protocol::StrBytes;
 
 use super::super::model::{Commit, Model, Outcome, Partition, Record, Transaction};
@@ -14,6 +11,7 @@ use super::super::work::Worker;
 use super::read::Observed;
 use super::site::Site;
 use crate::Error;
+use crate::client::Resource;
 use crate::rng::Rng;
 
 /// The setting of topics that drills change. Its values have no effect on a drill.
@@ -212,7 +210,7 @@ impl Journal {
             }
             1 => {
                 let value = (1_000_000 + number).to_string();
-                set(&mut worker, SET_TOPIC, &value)?;
+                worker.client.set(Resource::Topic(SET_TOPIC), SETTING, &value)?;
                 (format!("setting {SET_TOPIC}"), value)
             }
             2 => {
@@ -229,24 +227,6 @@ impl Journal {
         self.changes.push(Change::new(&of, &value, head));
         Ok(())
     }
-}
-
-fn set(worker: &mut Worker<'_>, topic: &str, value: &str) -> Result<(), Error> {
-    let config = AlterableConfig::default()
-        .with_name(StrBytes::from_static_str(SETTING))
-        .with_config_operation(0)
-        .with_value(Some(StrBytes::from_string(value.to_owned())));
-    let resource = AlterConfigsResource::default()
-        .with_resource_type(2)
-        .with_resource_name(StrBytes::from_string(topic.to_owned()))
-        .with_configs(vec![config]);
-    let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
-    for result in worker.client.call(0, &request)?.responses {
-        if result.error_code != 0 {
-            return Err(format!("IncrementalAlterConfigs: {}", result.error_code).into());
-        }
-    }
-    Ok(())
 }
 
 /// Allows a user to read a topic.

@@ -9,11 +9,12 @@ use kafka_protocol::messages::fetch_response::PartitionData;
 use kafka_protocol::messages::{DescribeAclsRequest, DescribeConfigsRequest};
 use kafka_protocol::protocol::StrBytes;
 
-use super::super::client::{BatchKind, Client, decode_batches};
+use super::super::batch::{BatchKind, decode_batches};
 use super::super::model::{Model, Partition};
 use super::super::reads::{self, CORRUPT_MESSAGE, EARLIEST, Fetched, Isolation};
 use super::journal::{SETTING, State, acl_name};
 use crate::Error;
+use crate::client::Client;
 
 /// How long a read is repeated that returns nothing or an error. A healthy server answers at once.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,12 +1,8 @@
-//! A blocking Kafka client: one connection, fixed versions, and unmodified answers.
+//! Record batches as they are on the wire: encoding, and decoding with their checksums.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
-
-use bytes::{Buf, BufMut, Bytes, BytesMut};
-use kafka_protocol::messages::{RequestHeader, ResponseHeader, TopicName};
-use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, Request, StrBytes};
+use bytes::{Buf, Bytes, BytesMut};
+use kafka_protocol::messages::TopicName;
+use kafka_protocol::protocol::StrBytes;
 use kafka_protocol::records::{
     Compression, Record as WireRecord, RecordBatchDecoder, RecordBatchEncoder, RecordEncodeOptions,
     TimestampType,
@@ -15,8 +11,6 @@ use kafka_protocol::records::{
 use super::model::Record;
 use crate::Error;
 
-/// The longest wait for an answer. The server works on loopback and on a few MiB.
-const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of a batch before its records: offset, length, leader epoch, magic, checksum, ..., count.
 const BATCH_HEADER_BYTES: usize = 61;
 const AT_LENGTH: usize = 8;
@@ -25,52 +19,6 @@ const AT_ATTRIBUTES: usize = 21;
 const AT_LAST_DELTA: usize = 23;
 const AT_PRODUCER_ID: usize = 43;
 const AT_COUNT: usize = 57;
-
-/// A connection to the server under test.
-pub(super) struct Client {
-    socket: TcpStream,
-    correlation: i32,
-}
-
-impl Client {
-    pub(super) fn connect(address: SocketAddr) -> Result<Self, Error> {
-        let socket = TcpStream::connect(address)?;
-        socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(ANSWER_LIMIT))?;
-        socket.set_write_timeout(Some(ANSWER_LIMIT))?;
-        Ok(Self { socket, correlation: 0 })
-    }
-
-    /// Sends a request and waits for its answer.
-    pub(super) fn call<R: Request>(
-        &mut self,
-        version: i16,
-        request: &R,
-    ) -> Result<R::Response, Error> {
-        self.correlation += 1;
-        let header = RequestHeader::default()
-            .with_request_api_key(R::KEY)
-            .with_request_api_version(version)
-            .with_correlation_id(self.correlation)
-            .with_client_id(Some(StrBytes::from_static_str("damage")));
-        let mut frame = BytesMut::new();
-        frame.put_i32(0);
-        header.encode(&mut frame, R::header_version(version)).map_err(|error| error.to_string())?;
-        request.encode(&mut frame, version).map_err(|error| error.to_string())?;
-        let length = i32::try_from(frame.len() - 4)?;
-        frame[..4].copy_from_slice(&length.to_be_bytes());
-        let failed = |error| format!("no answer to API {}: {error}", R::KEY);
-        self.socket.write_all(&frame).map_err(failed)?;
-        let mut length = [0; 4];
-        self.socket.read_exact(&mut length).map_err(failed)?;
-        let mut answer = vec![0; u32::from_be_bytes(length) as usize];
-        self.socket.read_exact(&mut answer).map_err(failed)?;
-        let mut answer = Bytes::from(answer);
-        ResponseHeader::decode(&mut answer, R::Response::header_version(version))
-            .map_err(|error| error.to_string())?;
-        R::Response::decode(&mut answer, version).map_err(|error| error.to_string().into())
-    }
-}
 
 /// Converts a topic's name for requests.
 pub(super) fn topic_name(name: &str) -> TopicName {

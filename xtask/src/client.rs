@@ -1,0 +1,104 @@
+//! A blocking Kafka client: one connection, fixed versions, and unmodified answers.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use kafka_protocol::messages::incremental_alter_configs_request::{
+    AlterConfigsResource, AlterableConfig,
+};
+use kafka_protocol::messages::{IncrementalAlterConfigsRequest, RequestHeader, ResponseHeader};
+use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, Request, StrBytes};
+
+use crate::Error;
+
+/// The longest wait for an answer. The server works on loopback and on a few MiB.
+const ANSWER_LIMIT: Duration = Duration::from_secs(30);
+
+/// A resource that has settings.
+#[derive(Clone, Copy)]
+pub(crate) enum Resource<'a> {
+    Topic(&'a str),
+    /// All brokers.
+    Brokers,
+}
+
+/// A connection to the server under test.
+pub(crate) struct Client {
+    socket: TcpStream,
+    correlation: i32,
+}
+
+impl Client {
+    pub(crate) fn connect(address: SocketAddr) -> Result<Self, Error> {
+        let socket = TcpStream::connect(address)?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(ANSWER_LIMIT))?;
+        socket.set_write_timeout(Some(ANSWER_LIMIT))?;
+        Ok(Self { socket, correlation: 0 })
+    }
+
+    /// Sends a request and waits for its answer.
+    pub(crate) fn call<R: Request>(
+        &mut self,
+        version: i16,
+        request: &R,
+    ) -> Result<R::Response, Error> {
+        self.correlation += 1;
+        let header = RequestHeader::default()
+            .with_request_api_key(R::KEY)
+            .with_request_api_version(version)
+            .with_correlation_id(self.correlation)
+            .with_client_id(Some(StrBytes::from_static_str("xtask")));
+        let mut frame = BytesMut::new();
+        frame.put_i32(0);
+        header.encode(&mut frame, R::header_version(version)).map_err(|error| error.to_string())?;
+        request.encode(&mut frame, version).map_err(|error| error.to_string())?;
+        let length = i32::try_from(frame.len() - 4)?;
+        frame[..4].copy_from_slice(&length.to_be_bytes());
+        let failed = |error| format!("no answer to API {}: {error}", R::KEY);
+        self.socket.write_all(&frame).map_err(failed)?;
+        let mut length = [0; 4];
+        self.socket.read_exact(&mut length).map_err(failed)?;
+        let mut answer = vec![0; u32::from_be_bytes(length) as usize];
+        self.socket.read_exact(&mut answer).map_err(failed)?;
+        let mut answer = Bytes::from(answer);
+        ResponseHeader::decode(&mut answer, R::Response::header_version(version))
+            .map_err(|error| error.to_string())?;
+        R::Response::decode(&mut answer, version).map_err(|error| error.to_string().into())
+    }
+
+    /// Sets a setting.
+    pub(crate) fn set(
+        &mut self,
+        resource: Resource<'_>,
+        name: &str,
+        value: &str,
+    ) -> Result<(), Error> {
+        const TOPIC: i8 = 2;
+        const BROKER: i8 = 4;
+        let text = |text: &str| StrBytes::from_string(text.to_owned());
+        let config = AlterableConfig::default()
+            .with_name(text(name))
+            .with_config_operation(0)
+            .with_value(Some(text(value)));
+        let (resource_type, resource_name) = match resource {
+            Resource::Topic(topic) => (TOPIC, topic),
+            Resource::Brokers => (BROKER, ""),
+        };
+        let resource = AlterConfigsResource::default()
+            .with_resource_type(resource_type)
+            .with_resource_name(text(resource_name))
+            .with_configs(vec![config]);
+        let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
+        for result in self.call(0, &request)?.responses {
+            if result.error_code != 0 {
+                let reason = result.error_message.unwrap_or_default();
+                let code = result.error_code;
+                return Err(format!("{name}={value}: error code {code}: {reason}").into());
+            }
+        }
+        Ok(())
+    }
+}
