@@ -64,6 +64,7 @@ mod producer_ids;
 mod producer_state;
 mod quotas;
 mod records;
+mod remote_metrics;
 mod restore;
 mod retention;
 mod security;
@@ -102,6 +103,7 @@ use large_requests::LargeRequests;
 use metrics::Metrics;
 use producer_ids::ProducerIds;
 use quotas::Quotas;
+use remote_metrics::RemoteMetrics;
 use security::{Authentication, Authorizer, Listener, Users};
 use server::{ByteBudget, Node, RequestMemory, Server, concurrent_decompressions};
 use sessions::Sessions;
@@ -273,11 +275,13 @@ impl Broker {
         let topics = Topics::open(store.clone(), configs.topic_defaults(), config.max_partitions)
             .await
             .map_err(|e| StartError::Metadata(e.to_string()))?;
+        let topics = Arc::new(topics);
         let groups = Groups::open(store.clone(), config.groups.clone()).await?;
         forget_deleted_topics(&groups, &topics).await;
         let metrics = Metrics::new(registry);
         metrics::register_shares(registry, groups.shares());
         metrics::register_producers(registry, &topics.totals);
+        registry.register_collector(Box::new(RemoteMetrics { topics: Arc::downgrade(&topics) }));
         let transactions =
             Transactions::open(store.clone(), groups.clone(), metrics.open_transactions.clone())
                 .await?;

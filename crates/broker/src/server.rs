@@ -45,7 +45,7 @@ pub(crate) struct Server {
     pub(crate) authorizer: Option<Arc<Authorizer>>,
     pub(crate) connections: Arc<Connections>,
     pub(crate) store: Store,
-    pub(crate) topics: Topics,
+    pub(crate) topics: Arc<Topics>,
     pub(crate) groups: Groups,
     pub(crate) transactions: Transactions,
     pub(crate) producer_ids: ProducerIds,

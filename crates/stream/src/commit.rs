@@ -260,6 +260,7 @@ impl Shared {
             Change::TrimStream { id, to, .. } => {
                 let Some(stream) = self.streams.read().get(&id).cloned() else { return };
                 let (released, gone) = stream.tail.lock().trim(to);
+                stream.moved.removed(gone.len());
                 self.cache.release(released);
                 self.drop_ranges(&gone);
             }

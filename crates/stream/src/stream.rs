@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 
 use crate::budget::Budget;
 use crate::error::FetchError;
+use crate::moved::Moved;
 use crate::objects::{Deadline, Part};
 use crate::range::Range;
 use crate::read_ahead::Reader;
@@ -107,6 +108,11 @@ impl Stream {
         self.state.tail.lock().size_bytes()
     }
 
+    /// Returns what the stream has in the object store and has moved since the process started.
+    pub fn moved(&self) -> Moved {
+        self.state.moved()
+    }
+
     /// Returns durable batches from the one that contains `from`, up to `max_bytes` of payload but
     /// at least one if there is any. Empty at the end.
     ///
@@ -143,7 +149,7 @@ impl Stream {
             if read.is_empty() {
                 break;
             }
-            reading.add(read);
+            self.add_read(&mut reading, read);
         }
         if reading.is_cold() && !reading.batches.is_empty() {
             let reader = self.view.readers.take(self.state.id, from);
@@ -171,9 +177,10 @@ impl Stream {
             match read.await {
                 Ok(Part { batches, deferred: None }) => {
                     let nothing_there = batches.is_empty() && !reading.budget.is_spent();
-                    reading.add(batches);
+                    self.add_read(&mut reading, batches);
                     // Not skipped: batches that the catalog records are lost.
                     if nothing_there && reading.batches.is_empty() {
+                        self.state.moved.read_failed();
                         return Err(self.view.read_failed(objects.missing(&range)).await);
                     }
                     if nothing_there {
@@ -181,7 +188,7 @@ impl Stream {
                     }
                 }
                 Ok(Part { batches, deferred: Some(guard) }) => {
-                    reading.add(batches);
+                    self.add_read(&mut reading, batches);
                     let mut reader = reader.unwrap_or_default();
                     reader.waited_for(guard);
                     self.view.readers.store(self.state.id, reading.next, reader);
@@ -195,6 +202,7 @@ impl Stream {
                     self.view.catch_up().await.map_err(FetchError::Failed)?;
                 }
                 Err(error) => {
+                    self.state.moved.read_failed();
                     return Err(self.view.read_failed(error).await);
                 }
             }
@@ -203,6 +211,14 @@ impl Stream {
             self.store_reader(reader, reading.next);
         }
         Ok(reading.fetched())
+    }
+
+    /// Adds the batches of an object.
+    fn add_read(&self, reading: &mut Reading, batches: Vec<Batch>) {
+        if !batches.is_empty() {
+            self.state.moved.read(batches.iter().map(|batch| batch.payload.len() as u64).sum());
+        }
+        reading.add(batches);
     }
 
     /// Registers a lagging reader that has read up to `next`. One that has read here before reads

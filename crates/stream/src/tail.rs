@@ -15,6 +15,7 @@
 
 mod compactable;
 mod follow;
+mod state;
 
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -22,15 +23,16 @@ use std::sync::Arc;
 
 use alluvium_wal::LogOffset;
 use bytes::Bytes;
-use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::budget::Budget;
+use crate::moved::Moved;
 use crate::range::Range;
-use crate::types::{Batch, KIND_STATE, StreamEpoch, StreamId, StreamOffset};
+use crate::types::{Batch, StreamEpoch, StreamOffset};
 
 pub(crate) use compactable::{Changed, Choice, Compactable};
 pub(crate) use follow::Stored;
+pub(crate) use state::StreamState;
 
 /// Memory cost of a cached batch besides its payload: its entry (64 bytes), the same again for
 /// spare capacity of the deque, the payload's reference count, and the allocator's overhead for
@@ -127,17 +129,6 @@ pub(crate) enum Source {
     Cached(Vec<Batch>),
     /// The object that has them.
     Object(Range),
-}
-
-/// A stream's state, shared by its handles, the uploader and the log cache.
-pub(crate) struct StreamState {
-    pub(crate) id: StreamId,
-    pub(crate) kind: u8,
-    /// See [`crate::Change::CreateStream`]; in the directory of each object with the stream.
-    pub(crate) label: Bytes,
-    /// Locked from the append to the WAL to the push of the batch. So code that reads the end of
-    /// the log and then locks the tail finds every batch below that end in it. Never held over I/O.
-    pub(crate) tail: Mutex<Tail>,
 }
 
 #[derive(Default)]
@@ -299,6 +290,16 @@ impl Tail {
     /// as its range does.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.range_bytes + self.tail_bytes
+    }
+
+    /// Returns what is in objects and what waits for an upload, and the counts of the rest.
+    fn moved(&self, counts: Moved) -> Moved {
+        Moved {
+            stored_bytes: self.range_bytes,
+            stored_ranges: self.ranges.len() as u64,
+            waiting_bytes: self.tail_bytes,
+            ..counts
+        }
     }
 
     fn first_pinned(&self) -> usize {
@@ -556,22 +557,6 @@ impl Tail {
         }
         self.shrink();
         freed
-    }
-}
-
-impl StreamState {
-    pub(crate) fn new(id: StreamId, kind: u8, label: Bytes, tail: Tail) -> Self {
-        Self { id, kind, label, tail: Mutex::new(tail) }
-    }
-
-    /// Returns the watchers, to be notified when no lock is held any more: wakers are foreign code.
-    pub(crate) fn watchers(&self) -> Vec<Arc<Notify>> {
-        self.tail.lock().watchers.clone()
-    }
-
-    /// Whether only the stream's checkpoint is kept.
-    pub(crate) fn is_state(&self) -> bool {
-        self.kind >= KIND_STATE
     }
 }
 

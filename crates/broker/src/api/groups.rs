@@ -89,7 +89,7 @@ pub(super) async fn join(cx: &Context, request: JoinGroupRequest) -> JoinGroupRe
         return refused(code);
     }
     let client = ClientInfo { visibility: cx.visibility(), ..cx.client.clone() };
-    let joined = cx.server.groups.join(&client, &request, cx.version, &cx.server.topics);
+    let joined = cx.server.groups.join(&client, &request, cx.version, &*cx.server.topics);
     drop((client, request));
     cx.release_request_memory(0).await;
     let response = joined.await;
@@ -210,7 +210,7 @@ pub(super) async fn consumer_heartbeat(
         heartbeat_interval: time("consumer.heartbeat.interval.ms"),
     };
     let client = ClientInfo { visibility: cx.visibility(), ..cx.client.clone() };
-    let topics = &cx.server.topics;
+    let topics = &*cx.server.topics;
     cx.server.groups.consumer_heartbeat(client, request, cx.version, topics, times).await
 }
 

@@ -46,7 +46,7 @@ pub(super) async fn heartbeat(
     let time = |name| cx.server.configs.group_time(&request.group_id, name);
     let session_timeout = time("share.session.timeout.ms");
     let interval = time("share.heartbeat.interval.ms");
-    let (groups, topics) = (&cx.server.groups, &cx.server.topics);
+    let (groups, topics) = (&cx.server.groups, &*cx.server.topics);
     groups.share_heartbeat(cx.client.clone(), request, session_timeout, interval, topics).await
 }
 

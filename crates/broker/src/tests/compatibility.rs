@@ -204,6 +204,8 @@ offsets are always in this order: log start, local start, uploaded end, high wat
   `alluvium_remote_copy_throttle_ms_total` and `alluvium_remote_fetch_throttle_ms_total` show how
   long transfers have waited. With a copy quota below what producers write the log fills up; then
   they wait, and so do commits of offsets and of transactions: raise the quota before that.
+- Topics with `remote.storage.enable` have Kafka's metrics of tiered storage, under the names that
+  the JMX exporter gives them ([metrics.md](metrics.md#tiered-storage-by-topic)).
 - Class names and prefixes of Kafka's plug-ins are not settings here; thread pools are kept without
   effect.
 

@@ -27,6 +27,7 @@ mod producing;
 mod quotas;
 mod read_only;
 mod remembered;
+mod remote_metrics;
 mod restarting;
 mod retention;
 mod secured;

@@ -163,7 +163,10 @@ impl Shared {
         self.numbers.uploads.fetch_add(1, Ordering::Relaxed);
         let mut changed = Vec::with_capacity(applied.len());
         for (stream, part) in applied {
-            changed.extend(part.range.as_ref().map(|range| (stream.id, Changed::at(range))));
+            if let Some(range) = &part.range {
+                stream.moved.copied(range.payload_bytes);
+                changed.push((stream.id, Changed::at(range)));
+            }
             let released = stream.tail.lock().uploaded(part);
             self.cache.release(released);
             self.cache.offer(&stream);

@@ -1,0 +1,109 @@
+//! The metrics of tiered storage by topic, under the names that the JMX exporter gives to those of
+//! Kafka (KIP-405 and KIP-963).
+
+use std::fmt;
+use std::sync::Weak;
+
+use alluvium_stream::Moved;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+use crate::topics::{Topic, Topics};
+
+/// Bound on the topics that have these metrics: about 10,000 time series.
+const MAX_TOPICS: usize = 1_000;
+/// What the JMX exporter makes of `kafka.server:type=BrokerTopicMetrics`.
+const PREFIX: &str = "kafka_server_brokertopicmetrics";
+
+type Value = fn(&Moved) -> u64;
+
+/// Name, meaning and value.
+const COUNTERS: [(&str, &str, Value); 6] = [
+    ("remotecopybytes", "Bytes of record batches that uploads have written", |it| it.copied_bytes),
+    ("remotecopyrequests", "Parts of partitions that uploads have written to objects", |it| {
+        it.copies
+    }),
+    ("remotefetchbytes", "Bytes of record batches of objects that reads have returned", |it| {
+        it.read_bytes
+    }),
+    ("remotefetchrequests", "Reads of objects that returned records", |it| it.reads),
+    ("remotefetcherrors", "Reads of objects that failed", |it| it.failed_reads),
+    (
+        "remotedeleterequests",
+        "Parts of partitions in objects that retention or DeleteRecords has removed",
+        |it| it.removed,
+    ),
+];
+
+const GAUGES: [(&str, &str, Value); 3] = [
+    ("remotecopylagbytes", "Bytes of record batches that wait for an upload", |it| {
+        it.waiting_bytes
+    }),
+    ("remotelogsizebytes", "Bytes of record batches in objects", |it| it.stored_bytes),
+    ("remotelogmetadatacount", "Parts of partitions in objects", |it| it.stored_ranges),
+];
+
+/// Collects the metrics of topics with `remote.storage.enable`.
+pub(crate) struct RemoteMetrics {
+    /// The registry may live longer than the server, and must not keep its store open.
+    pub(crate) topics: Weak<Topics>,
+}
+
+impl fmt::Debug for RemoteMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteMetrics").finish_non_exhaustive()
+    }
+}
+
+impl Collector for RemoteMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let Some(topics) = self.topics.upgrade() else { return Ok(()) };
+        let mut topics = topics.all();
+        topics.retain(|topic| topic.rules.is_tiered);
+        topics.sort_by(|one, other| one.name.cmp(&other.name));
+        let left_out = topics.len().saturating_sub(MAX_TOPICS);
+        topics.truncate(MAX_TOPICS);
+        let topics: Vec<_> = topics.iter().map(|topic| (&*topic.name, moved(topic))).collect();
+        for (name, help, value) in COUNTERS {
+            let (name, help) = (format!("{PREFIX}_{name}"), format!("{help}."));
+            let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
+            for (topic, moved) in &topics {
+                let counter = ConstCounter::new(value(moved));
+                counter.encode(family.encode_family(&[("topic", *topic)])?)?;
+            }
+        }
+        let gauge = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
+        for (name, help, value) in GAUGES {
+            let (name, help) = (format!("{PREFIX}_{name}"), format!("{help}."));
+            let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Gauge)?;
+            for (topic, moved) in &topics {
+                gauge(value(moved)).encode(family.encode_family(&[("topic", *topic)])?)?;
+            }
+        }
+        let help = "Topics without metrics of tiered storage because there are too many.";
+        let name = "alluvium_kafka_topics_without_remote_metrics";
+        let left_out = gauge(left_out as u64);
+        left_out.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+    }
+}
+
+/// Returns the sum over all partitions of a topic.
+fn moved(topic: &Topic) -> Moved {
+    topic.partitions.iter().map(|partition| partition.stream.moved()).fold(
+        Moved::default(),
+        |sum, of| Moved {
+            stored_bytes: sum.stored_bytes + of.stored_bytes,
+            stored_ranges: sum.stored_ranges + of.stored_ranges,
+            waiting_bytes: sum.waiting_bytes + of.waiting_bytes,
+            copied_bytes: sum.copied_bytes + of.copied_bytes,
+            copies: sum.copies + of.copies,
+            read_bytes: sum.read_bytes + of.read_bytes,
+            reads: sum.reads + of.reads,
+            failed_reads: sum.failed_reads + of.failed_reads,
+            removed: sum.removed + of.removed,
+        },
+    )
+}
