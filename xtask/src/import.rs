@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::Error;
-use crate::kafka::{Kafka, Settings};
+use crate::kafka::{Cluster, Member};
 use crate::report::Case;
 use crate::server::{Config, Objects, Server, free_address};
 use crate::setup::{self, Missing};
@@ -62,7 +62,7 @@ pub(crate) fn run(
     })?;
     let mut script = server.client(&python);
     script.arg(root.join("tests/clients/python/import_kafka.py")).arg(binary);
-    script.arg(cluster[0].address()).arg(secure).arg(authority.root());
+    script.arg(cluster.address()).arg(secure).arg(authority.root());
     let mut cases = tap("import_kafka.py", script.arg(mebibytes.to_string()))?;
     if cases.iter().any(Case::has_failed) {
         println!("data and logs are kept in {}", directory.display());
@@ -77,9 +77,8 @@ fn cluster(
     jars: &Path,
     directory: &Path,
     authority: &Authority,
-) -> Result<(Vec<Kafka>, String), Error> {
-    let mut brokers: Vec<Kafka> = Vec::new();
-    let mut secure = None;
+) -> Result<(Cluster, String), Error> {
+    let mut members = Vec::new();
     for node in 1..=BROKERS {
         let directory = directory.join(node.to_string());
         fs::create_dir_all(&directory)?;
@@ -88,17 +87,9 @@ fn cluster(
         fs::write(&store, fs::read_to_string(key)? + &fs::read_to_string(certificate)?)?;
         let further =
             format!("{PROPERTIES}listener.name.secure.ssl.keystore.location={}\n", store.display());
-        let address = free_address()?;
-        let settings = Settings {
-            node,
-            controller: brokers.first().map(Kafka::controller),
-            further: &further,
-            listeners: &[("SECURE", "SASL_SSL", address, address)],
-            users: &[],
-        };
-        brokers.push(Kafka::start_as(jars, &directory, &settings)?);
-        secure.get_or_insert(address);
+        let listener = Some(("SECURE", "SASL_SSL", free_address()?));
+        members.push(Member { directory, further, listener });
     }
-    let secure = secure.ok_or("no broker")?;
-    Ok((brokers, secure.to_string()))
+    let secure = members[0].listener.map_or_else(String::new, |(_, _, at)| at.to_string());
+    Ok((Cluster::start(jars, &members)?, secure))
 }

@@ -92,8 +92,7 @@ impl Kafka {
                 directory.join("logs").display()
             ),
         )?;
-        let mut format = java(jars, "kafka.tools.StorageTool");
-        format.args(["format", "-t", CLUSTER, "-c"]).arg(&properties);
+        let mut format = format(jars, &properties);
         for (user, password) in settings.users {
             for mechanism in ["SCRAM-SHA-256", "SCRAM-SHA-512"] {
                 let user = format!("{mechanism}=[name={user},password={password}]");
@@ -117,6 +116,20 @@ impl Kafka {
         self.wait_until_ready()
     }
 
+    /// Ends it with SIGKILL, and replaces its logs by empty ones, as of a new disk.
+    pub(crate) fn lose_logs(&mut self) -> Result<(), Error> {
+        self.child.kill()?;
+        self.child.wait()?;
+        fs::remove_dir_all(self.properties.with_file_name("logs"))?;
+        quietly(&mut format(&self.jars, &self.properties))
+    }
+
+    /// Starts the process again, without waiting for it.
+    pub(crate) fn spawn_again(&mut self) -> Result<(), Error> {
+        self.child = spawn(&self.jars, &self.properties, &self.log)?;
+        Ok(())
+    }
+
     fn wait_until_ready(&mut self) -> Result<(), Error> {
         let deadline = Instant::now() + START_LIMIT;
         while TcpStream::connect(self.address).is_err() {
@@ -132,11 +145,6 @@ impl Kafka {
         self.address.to_string()
     }
 
-    /// The controller that further brokers of its cluster use.
-    pub(crate) fn controller(&self) -> (u32, SocketAddr) {
-        self.controller
-    }
-
     /// The last lines of its log, to append to a message.
     pub(crate) fn log_tail(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
@@ -147,6 +155,45 @@ impl Kafka {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+}
+
+/// A broker of a cluster.
+pub(crate) struct Member {
+    pub(crate) directory: PathBuf,
+    /// Further lines of its `server.properties`.
+    pub(crate) further: String,
+    /// A listener besides the plaintext one: name, security protocol and address.
+    pub(crate) listener: Option<(&'static str, &'static str, SocketAddr)>,
+}
+
+/// Several brokers with one controller, which is with the first one.
+pub(crate) struct Cluster {
+    pub(crate) brokers: Vec<Kafka>,
+}
+
+impl Cluster {
+    /// Starts the brokers, with nodes from 1 on.
+    pub(crate) fn start(jars: &Path, members: &[Member]) -> Result<Self, Error> {
+        let mut brokers: Vec<Kafka> = Vec::new();
+        for (node, member) in (1..).zip(members) {
+            let listener = member.listener.iter();
+            let listeners: Vec<_> = listener.map(|(name, of, at)| (*name, *of, *at, *at)).collect();
+            let settings = Settings {
+                node,
+                controller: brokers.first().map(|first| first.controller),
+                further: &member.further,
+                listeners: &listeners,
+                users: &[],
+            };
+            brokers.push(Kafka::start_as(jars, &member.directory, &settings)?);
+        }
+        Ok(Self { brokers })
+    }
+
+    /// Returns the address of the first broker.
+    pub(crate) fn address(&self) -> String {
+        self.brokers[0].address()
     }
 }
 
@@ -162,8 +209,18 @@ impl Drop for Kafka {
 fn spawn(jars: &Path, properties: &Path, log: &Path) -> Result<Child, Error> {
     let output = OpenOptions::new().create(true).append(true).open(log)?;
     let mut server = java(jars, "kafka.Kafka");
+    // Kafka's tests log to a directory in the current one.
+    server.current_dir(properties.parent().unwrap_or(Path::new("/")));
     server.arg(properties).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     server.spawn().map_err(|error| format!("java: {error}").into())
+}
+
+/// The command that writes the metadata of empty logs.
+fn format(jars: &Path, properties: &Path) -> Command {
+    let mut format = java(jars, "kafka.tools.StorageTool");
+    format.current_dir(properties.parent().unwrap_or(Path::new("/")));
+    format.args(["format", "-t", CLUSTER, "-c"]).arg(properties);
+    format
 }
 
 fn java(jars: &Path, class: &str) -> Command {

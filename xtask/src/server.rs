@@ -199,6 +199,11 @@ impl Server {
         }
     }
 
+    /// Starts with this write-ahead log from now on.
+    pub(crate) fn use_wal(&mut self, path: &Path) {
+        self.config.wal = Some(path.to_path_buf());
+    }
+
     /// Starts the process again, with the same data and address, without waiting for it.
     pub(crate) fn spawn_again(&mut self) -> Result<(), Error> {
         self.log_from = fs::metadata(log_path(&self.config))?.len();

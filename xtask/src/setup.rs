@@ -294,9 +294,19 @@ pub(crate) fn registry(root: &Path) -> Result<Registry, Missing> {
 
 /// Returns the jars of a Kafka server, and the program that runs them.
 pub(crate) fn kafka(root: &Path) -> Result<PathBuf, Missing> {
+    kafka_with(root, "kafka", &[])
+}
+
+/// Like [`kafka`], with the tiered storage of Kafka's own tests. Their jar changes the logging of
+/// every program that has it in its class path, so it is not with the others.
+pub(crate) fn tiered_kafka(root: &Path) -> Result<PathBuf, Missing> {
+    kafka_with(root, "tiered-kafka", &["-Ptiered"])
+}
+
+fn kafka_with(root: &Path, name: &str, profile: &[&str]) -> Result<PathBuf, Missing> {
     let _lock = lock()?;
     let pom = root.join("tests/peers/kafka/pom.xml");
-    let libs = root.join("target/e2e/kafka");
+    let libs = root.join("target/e2e").join(name);
     if !runs("java", &["-version"]) {
         apt(&["default-jdk-headless"], "runs Apache Kafka")?;
     }
@@ -311,7 +321,7 @@ pub(crate) fn kafka(root: &Path) -> Result<PathBuf, Missing> {
     let arguments = ["-q", "-B", "-ntp", "-f"];
     let goal = ["dependency:copy-dependencies", "-DincludeScope=runtime"];
     let mut maven = Command::new("mvn");
-    maven.args(arguments).arg(&pom).args(goal);
+    maven.args(arguments).arg(&pom).args(profile).args(goal);
     quietly(maven.arg(format!("-DoutputDirectory={}", libs.display())))?;
     done.set()?;
     Ok(libs)

@@ -13,7 +13,7 @@ use alluvium_chart::{Axis, Chart, Scale, Series};
 use clap::Args;
 
 use super::filesystem::{FileSystem, Limit, drop_caches, release};
-use super::load::{Load, Running, Sample, quantile, rate};
+use super::load::{Load, Running, Sample, due, quantile, rate};
 use super::probe::Probe;
 use super::{Bar, Peer, cpu_time, judged, median, unix_seconds};
 use crate::kafka::Kafka;
@@ -137,11 +137,6 @@ impl Round {
         let (from, to) = self.during();
         rate(&self.consumed, from, to)
     }
-}
-
-/// The samples that were due in this time.
-fn due(samples: &[Sample], (from, to): (f64, f64)) -> Vec<Sample> {
-    samples.iter().filter(|sample| (from..to).contains(&sample.due)).copied().collect()
 }
 
 pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {

@@ -1,4 +1,4 @@
-//! A separate file system on a loop device, at the speed of a cloud volume.
+//! Loop devices at the speed of cloud volumes, with a file system or without.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,17 +38,9 @@ impl FileSystem {
         gibibytes: u64,
         limit: Limit,
     ) -> Result<Self, Error> {
-        let (mount, image) = (directory.join(name), directory.join(format!("{name}.img")));
+        let mount = directory.join(name);
         fs::create_dir_all(&mount)?;
-        if !image.exists() {
-            // Written completely: where the file has no block yet, or one that was never written, a
-            // flush of the file system also commits the journal of the underlying file system, and
-            // everything on the disk waits for everything else.
-            let mut write = Command::new("dd");
-            write.args(["if=/dev/zero", "bs=1M", "oflag=direct", "conv=fsync"]);
-            write.arg(format!("count={}", gibibytes << 10));
-            quietly(write.arg(format!("of={}", image.display())))?;
-        }
+        let image = image(directory, name, gibibytes)?;
         let options = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
         quietly(Command::new("mkfs.ext4").args(["-q", "-F", "-E", options]).arg(&image))?;
         let device = LoopDevice::attach(&image)?;
@@ -62,6 +54,53 @@ impl FileSystem {
     pub(super) fn path(&self) -> &Path {
         &self.mount
     }
+}
+
+/// A loop device that is full of zeros. Its limits are removed when it is dropped.
+pub(super) struct Raw {
+    /// Major and minor number.
+    number: String,
+    device: LoopDevice,
+}
+
+impl Raw {
+    /// Creates a device with a new image in `directory`. Needs what [`FileSystem::new`] needs.
+    pub(super) fn new(
+        directory: &Path,
+        name: &str,
+        gibibytes: u64,
+        limit: Limit,
+    ) -> Result<Self, Error> {
+        let device = LoopDevice::attach(&image(directory, name, gibibytes)?)?;
+        let raw = Self { number: number(&device)?, device };
+        set_limit(&raw.number, limit)?;
+        Ok(raw)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.device.path()
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let _ = set_limit(&self.number, Limit { mebibytes_per_second: 0, iops: 0 });
+    }
+}
+
+/// Writes the image of a device, unless an earlier one has left it.
+fn image(directory: &Path, name: &str, gibibytes: u64) -> Result<PathBuf, Error> {
+    let image = directory.join(format!("{name}.img"));
+    if !image.exists() {
+        // Written completely: where the file has no block yet, or one that was never written, a
+        // flush of the file system also commits the journal of the underlying file system, and
+        // everything on the disk waits for everything else.
+        let mut write = Command::new("dd");
+        write.args(["if=/dev/zero", "bs=1M", "oflag=direct", "conv=fsync"]);
+        write.arg(format!("count={}", gibibytes << 10));
+        quietly(write.arg(format!("of={}", image.display())))?;
+    }
+    Ok(image)
 }
 
 /// The device's major and minor number.
@@ -95,11 +134,11 @@ pub(super) fn release(directory: &Path) -> Result<(), Error> {
     let directory = directory.canonicalize()?;
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     for mount in mounts.lines().rev().filter_map(|line| mounted_in(line, &directory)) {
-        println!("{} is still mounted: an earlier run was interrupted", mount.display());
+        println!("{} is still mounted; unmounting it", mount.display());
         quietly(Command::new("umount").arg(mount))?;
     }
     for device in LoopDevice::left_in(&directory)? {
-        println!("{} is still attached: an earlier run was interrupted", device.path().display());
+        println!("{} is still attached; detaching it", device.path().display());
         set_limit(&number(&device)?, Limit { mebibytes_per_second: 0, iops: 0 })?;
     }
     Ok(())

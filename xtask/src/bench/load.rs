@@ -162,6 +162,11 @@ pub(super) fn quantile(samples: &[Sample], part: f64) -> f64 {
     latencies.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
+/// The samples that were due in this time.
+pub(super) fn due(samples: &[Sample], (from, to): (f64, f64)) -> Vec<Sample> {
+    samples.iter().filter(|sample| (from..to).contains(&sample.due)).copied().collect()
+}
+
 /// MiB per second of the requests that were answered in this time.
 pub(super) fn rate(samples: &[Sample], from: f64, to: f64) -> f64 {
     let inside = samples.iter().filter(|sample| (from..to).contains(&sample.done()));

@@ -9,6 +9,7 @@ mod kafka;
 mod load;
 mod memory;
 mod probe;
+mod tiered;
 mod upload;
 mod volume;
 mod watch;
@@ -33,6 +34,10 @@ pub(crate) enum Bench {
     /// Measure how lagging consumers affect producers, compared with Apache Kafka. Needs root: it
     /// creates volumes on loop devices and drops the file system's cache.
     CatchUp(catch_up::Options),
+    /// Measure the three cases of KIP-405, this server beside three brokers of Apache Kafka, with
+    /// tiered storage and without it: a normal load, late consumers, and a server that has lost its
+    /// disk. Needs root: it creates volumes on loop devices and drops the file system's cache.
+    Tiered(tiered::Options),
     /// Measure the cost of uploads and compaction: CPU and memory compared with a server without
     /// them; requests, bytes and money per GiB.
     Upload(upload::Options),
@@ -56,6 +61,7 @@ pub(crate) enum Bench {
 pub(crate) fn run(root: &Path, bench: &Bench) -> Result<Report, Error> {
     match bench {
         Bench::CatchUp(options) => catch_up::run(root, options),
+        Bench::Tiered(options) => tiered::run(root, options),
         Bench::Upload(options) => upload::run(root, options),
         Bench::DiskCache(options) => disk_cache::run(root, options),
         Bench::Kafka(options) => kafka::run(root, options),

@@ -1,6 +1,7 @@
 //! `alluvium bench consume`.
 
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use bytes::Buf;
 use clap::Args;
@@ -36,6 +37,10 @@ pub(crate) struct ConsumeArgs {
     /// Read what is produced from now on, with --duration. Default: from the start of the topic.
     #[arg(long, requires = "duration")]
     follow: bool,
+    /// Read at most this number of bytes per second over all partitions: after each response, a
+    /// connection pauses for as long as its bytes may take. Default: no limit.
+    #[arg(long, value_name = "SIZE")]
+    rate: Option<Size>,
     /// Maximum bytes per partition in a response (a larger batch is sent alone). Kafka's default is
     /// 1MiB.
     #[arg(long, value_name = "SIZE", default_value_t = Size::mib(1))]
@@ -69,11 +74,15 @@ pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
         let (next, end) = if args.follow { (end, None) } else { (start, Some(end)) };
         Ok(PartitionReader { partition: *partition, next, start, end })
     };
+    if args.rate.is_some_and(|rate| rate.bytes == 0) {
+        return Err(Failure::Usage("--rate is 0: nothing would be read".into()));
+    }
+    let of_share = args.rate.map(|rate| rate.bytes as f64 / shares.len() as f64);
     let tally = Tally::new(&args.common)?;
     let until = args.duration.and_then(|span| tally.started.checked_add(span.0));
     tally.drive(&shares, |_, share| {
         let readers = share.partitions.iter().map(reader).collect::<Result<Vec<_>, Failure>>()?;
-        consume(args, fetch_bytes, share, &topic, readers, until, &tally)
+        consume(args, fetch_bytes, share, &topic, readers, (until, of_share), &tally)
     })?;
     tally.report(&args.common)
 }
@@ -84,7 +93,7 @@ fn consume(
     share: &Share,
     topic: &MetadataResponseTopic,
     mut readers: Vec<PartitionReader>,
-    until: Option<Instant>,
+    (until, bytes_per_second): (Option<Instant>, Option<f64>),
     tally: &Tally,
 ) -> Result<(), Failure> {
     let mut client = Client::connect(&share.broker, &share.access).map_err(Failure::new)?;
@@ -92,6 +101,7 @@ fn consume(
     let name = topic_name(&args.common.topic);
     // These partitions are empty and stay so in the range to read.
     readers.retain(|reader| reader.end.is_none_or(|end| reader.start < end));
+    let (begun, mut paid) = (Instant::now(), Duration::ZERO);
     while !readers.is_empty() && !tally.is_over() {
         let due = Instant::now();
         if until.is_some_and(|until| due >= until) {
@@ -127,6 +137,10 @@ fn consume(
         readers.retain(|reader| reader.end.is_none_or(|end| reader.next < end));
         tally.add(Sample { due, latency, bytes });
         tally.skip(skipped);
+        if let Some(of_share) = bytes_per_second {
+            paid += Duration::from_secs_f64(bytes as f64 / of_share);
+            thread::sleep((begun + paid).saturating_duration_since(Instant::now()));
+        }
     }
     Ok(())
 }

@@ -21,8 +21,7 @@ use crate::units::{Size, Span};
 /// Default duration.
 const DURATION: Duration = Duration::from_secs(10);
 
-/// All records contain the same random bytes and the time of the start. A batch is acknowledged
-/// when it is durable (acks=all).
+/// All records contain the same random bytes and the time of the start.
 #[derive(Args, Debug)]
 pub(crate) struct ProduceArgs {
     #[command(flatten)]
@@ -45,6 +44,10 @@ pub(crate) struct ProduceArgs {
     /// max.message.bytes.
     #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64))]
     batch_size: Size,
+    /// When a batch is acknowledged: by all replicas in sync, or by the leader. (The same for a
+    /// server without replicas.)
+    #[arg(long, value_name = "all|1", default_value = "all", value_parser = acks)]
+    acks: i16,
     /// Maximum requests in flight on a connection.
     #[arg(
         long,
@@ -53,6 +56,14 @@ pub(crate) struct ProduceArgs {
         value_parser = clap::value_parser!(u16).range(1..),
     )]
     in_flight: u16,
+}
+
+fn acks(text: &str) -> Result<i16, String> {
+    match text {
+        "all" => Ok(produce::ALL),
+        "1" => Ok(1),
+        _ => Err("it must be all or 1".into()),
+    }
 }
 
 /// The batches that a connection is to send.
@@ -178,7 +189,8 @@ fn drive(number: usize, share: &Share, plan: &Plan<'_>, tally: &Tally) -> Result
                 break;
             }
             let topic = &plan.args.common.topic;
-            let request = produce::request(topic, partition, plan.batch.clone());
+            let request =
+                produce::request_with(plan.args.acks, topic, partition, plan.batch.clone());
             let correlation = sending.send(version, &request).map_err(Failure::new)?;
             if sent.send((correlation, due)).is_err() {
                 break;

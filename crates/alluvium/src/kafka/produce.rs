@@ -9,13 +9,21 @@ use super::{SERVER_TIMEOUT_MS, refusal, topic_name};
 /// The last version that names topics by name.
 pub(crate) const NEWEST: i16 = 12;
 
+/// Acknowledged by all replicas in sync.
+pub(crate) const ALL: i16 = -1;
+
 /// Returns a request whose answer means that the batch is durable.
 pub(crate) fn request(topic: &str, partition: i32, batch: Bytes) -> ProduceRequest {
+    request_with(ALL, topic, partition, batch)
+}
+
+/// Returns a request with these `acks`.
+pub(crate) fn request_with(acks: i16, topic: &str, partition: i32, batch: Bytes) -> ProduceRequest {
     let data = PartitionProduceData::default().with_index(partition).with_records(Some(batch));
     let topic =
         TopicProduceData::default().with_name(topic_name(topic)).with_partition_data(vec![data]);
     ProduceRequest::default()
-        .with_acks(-1)
+        .with_acks(acks)
         .with_timeout_ms(SERVER_TIMEOUT_MS)
         .with_topic_data(vec![topic])
 }

@@ -1,0 +1,545 @@
+//! The cases of KIP-405's performance table: a normal load, late consumers beside it, and a server
+//! that has lost its disk; with tiered storage and without it, of this server and of Apache Kafka
+//! with three brokers.
+//!
+//! Each system is measured from scratch, in turns. A producer runs at one rate, first alone, then
+//! beside consumers of old data, once with acks=all and once with acks=1.
+
+mod rebuild;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::filesystem::{FileSystem, Limit, drop_caches, release};
+use super::load::{Load, Sample, due, quantile, rate};
+use super::probe::{self, Probe};
+use super::{Bar, cpu_time, judged, median, settle, unix_seconds};
+use crate::kafka::{Cluster, Member};
+use crate::report::{Case, Report};
+use crate::server::{Config, Objects, Server, release_binary};
+use crate::{Error, ServerOptions, setup};
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The cases to measure.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Part::Load, Part::Rebuild])]
+    cases: Vec<Part>,
+    /// Number of rounds of the cases of load; in each, all systems are measured from scratch. The
+    /// medians count.
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// MiB to produce per second, with acks=all. With acks=1 it is 1.8 times as much.
+    #[arg(long, default_value_t = 8)]
+    rate: u32,
+    /// Seconds of each of the two parts of a run: alone, and beside late consumers.
+    #[arg(long, default_value_t = 40)]
+    seconds: u32,
+    /// MiB of old data.
+    #[arg(long, default_value_t = 5 * 1024)]
+    old: u32,
+    /// The rate of late consumers, as a multiple of the rate of producing.
+    #[arg(long, default_value_t = 6)]
+    late: u32,
+    /// MiB per second of each volume, in each direction: for this server one for the log and one
+    /// for the objects; for Kafka one for each broker, and one for remote storage.
+    #[arg(long, default_value_t = 150)]
+    volume_rate: u64,
+    /// Requests per second of a volume, in each direction, but for those of objects.
+    #[arg(long, default_value_t = 3000)]
+    volume_iops: u64,
+    /// GiB of old data with which this server is rebuilt.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 5, 10, 20])]
+    rebuilt: Vec<u32>,
+    /// GiB of old data with which a broker of Kafka is rebuilt.
+    #[arg(long, default_value_t = 10)]
+    kafka_rebuilt: u32,
+    /// Leave out Apache Kafka.
+    #[arg(long)]
+    no_kafka: bool,
+    #[command(flatten)]
+    server: ServerOptions,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// A normal load, and late consumers beside it.
+    Load,
+    /// A server that has lost its disk, under load.
+    Rebuild,
+}
+
+/// Partitions of each topic.
+const PARTITIONS: u32 = 12;
+const BROKERS: u32 = 3;
+/// More than a server with default settings keeps in memory, so that none of the old data is there.
+const FILLER_MEBIBYTES: u32 = 1280;
+/// Seconds that are left out at the start, and after the late consumers start.
+const WARM_UP_SECONDS: f64 = 10.0;
+/// The rate with acks=1, in relation to that with acks=all.
+const RATE_OF_ONE: f64 = 1.8;
+const ACKS: [&str; 2] = ["all", "1"];
+
+// The targets.
+const MOST_NORMAL: f64 = 1.05;
+const MOST_LATE: f64 = 1.2;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum System {
+    /// Without uploads during the run: everything is in the log and in memory.
+    Local,
+    Tiered,
+    Kafka,
+    TieredKafka,
+}
+
+impl System {
+    const ALL: [Self; 4] = [Self::Local, Self::Tiered, Self::Kafka, Self::TieredKafka];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Local => "Alluvium, local",
+            Self::Tiered => "Alluvium",
+            Self::Kafka => "Kafka",
+            Self::TieredKafka => "Kafka, tiered",
+        }
+    }
+
+    fn is_kafka(self) -> bool {
+        matches!(self, Self::Kafka | Self::TieredKafka)
+    }
+
+    /// Whether it has old data that late consumers read.
+    fn has_old(self) -> bool {
+        self != Self::Local
+    }
+
+    /// The settings of a topic; those of the one that is produced to are `flushed`.
+    fn settings(self, flushed: bool) -> Vec<&'static str> {
+        let mut settings = Vec::new();
+        if self.is_kafka() && flushed {
+            // Each batch is on stable storage before it is acknowledged, as always here.
+            settings.push("flush.messages=1");
+        }
+        if self == Self::TieredKafka {
+            settings.extend([
+                "remote.storage.enable=true",
+                "segment.bytes=16777216",
+                "local.retention.bytes=33554432",
+            ]);
+        }
+        settings
+    }
+}
+
+/// A running system, with its volumes.
+struct Running {
+    peers: Peers,
+    // Unmounted after the servers have ended.
+    _volumes: Vec<FileSystem>,
+}
+
+enum Peers {
+    Server(Box<Server>),
+    Cluster(Cluster),
+}
+
+impl Peers {
+    fn address(&self) -> String {
+        match self {
+            Self::Server(server) => server.address(),
+            Self::Cluster(cluster) => cluster.address(),
+        }
+    }
+
+    /// User and system time of all processes.
+    fn cpu(&self) -> Result<Duration, Error> {
+        match self {
+            Self::Server(server) => cpu_time(server.pid()),
+            Self::Cluster(cluster) => {
+                cluster.brokers.iter().map(|broker| cpu_time(broker.pid())).sum()
+            }
+        }
+    }
+}
+
+/// The measurements of one system with one kind of acknowledgement.
+struct Run {
+    system: System,
+    acks: &'static str,
+    produced: Vec<Sample>,
+    consumed: Vec<Sample>,
+    probed: Vec<Sample>,
+    alone: (f64, f64),
+    beside: Option<(f64, f64)>,
+    /// Processor time of the servers per MiB produced, alone, in ms.
+    cpu_ms: f64,
+}
+
+impl Run {
+    fn p(&self, part: f64, time: (f64, f64)) -> f64 {
+        quantile(&due(&self.produced, time), part)
+    }
+
+    /// A figure of the time beside late consumers.
+    fn beside(&self, figure: impl FnOnce((f64, f64)) -> f64) -> f64 {
+        self.beside.map_or(f64::NAN, figure)
+    }
+
+    /// The p99 without the seconds in which the disk alone stalled.
+    fn undisturbed(&self, time: (f64, f64)) -> f64 {
+        quantile(&probe::undisturbed(&self.produced, &self.probed, time).0, 0.99)
+    }
+
+    /// The part of the seconds in which the disk alone stalled.
+    fn stalled(&self, time: (f64, f64)) -> f64 {
+        probe::undisturbed(&self.produced, &self.probed, time).1
+    }
+}
+
+pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
+    let binary = release_binary(root, options.server.server.as_deref())?;
+    let mut jars = PathBuf::new();
+    if !options.no_kafka {
+        jars = setup::tiered_kafka(root).map_err(|missing| Error::from(missing.to_string()))?;
+    }
+    let systems = System::ALL.into_iter().filter(|it| !(options.no_kafka && it.is_kafka()));
+    let systems: Vec<_> = systems.collect();
+    let directory = root.join("target/e2e/run/tiered");
+    let mut report = Report::default();
+    if options.cases.contains(&Part::Load) {
+        let runs = load(options, &systems, &binary, &jars, &directory)?;
+        println!("\n{}", table(&systems, &runs));
+        report.suite("tiered", || Ok(judge(&runs)));
+    }
+    if options.cases.contains(&Part::Rebuild) {
+        let rebuilt = rebuild::run(options, &systems, &binary, &jars, &directory)?;
+        println!("\n{}", rebuild::table(&rebuilt));
+        report.suite("tiered: rebuild", || Ok(rebuild::judge(&rebuilt)));
+    }
+    Ok(report)
+}
+
+/// An empty directory, without what an interrupted run left.
+fn emptied(directory: &Path) -> Result<(), Error> {
+    if directory.exists() {
+        release(directory)?;
+        fs::remove_dir_all(directory)?;
+    }
+    Ok(fs::create_dir_all(directory)?)
+}
+
+fn load(
+    options: &Options,
+    systems: &[System],
+    binary: &Path,
+    jars: &Path,
+    directory: &Path,
+) -> Result<Vec<Run>, Error> {
+    let mut runs = Vec::new();
+    for round in 1..=options.rounds {
+        for system in systems {
+            println!("round {round} of {}: {}", options.rounds, system.name());
+            emptied(directory)?;
+            let measured = measure(options, *system, binary, jars, directory)?;
+            measured.iter().for_each(|run| println!("{}", line(run)));
+            runs.extend(measured);
+        }
+    }
+    fs::remove_dir_all(directory)?;
+    Ok(runs)
+}
+
+fn measure(
+    options: &Options,
+    system: System,
+    binary: &Path,
+    jars: &Path,
+    directory: &Path,
+) -> Result<Vec<Run>, Error> {
+    let running = start(options, system, binary, jars, directory)?;
+    let load = Load {
+        program: binary.to_path_buf(),
+        address: running.peers.address(),
+        directory: directory.to_path_buf(),
+    };
+    if system.has_old() {
+        load.create("old", PARTITIONS, &system.settings(false))?;
+        load.create("filler", PARTITIONS, &system.settings(false))?;
+        load.run("produce", "old", &["--total", &format!("{}MiB", options.old)])?;
+        load.run("produce", "filler", &["--total", &format!("{FILLER_MEBIBYTES}MiB")])?;
+        match &running.peers {
+            Peers::Server(server) => settle(server)?,
+            Peers::Cluster(_) => {
+                rustix::fs::sync();
+                // Segments are copied by a task that runs each second.
+                thread::sleep(Duration::from_secs(20));
+            }
+        }
+    }
+    ACKS.iter().map(|acks| produce(options, system, acks, &running, &load)).collect()
+}
+
+/// Produces at the rate, alone and then beside late consumers.
+fn produce(
+    options: &Options,
+    system: System,
+    acks: &'static str,
+    running: &Running,
+    load: &Load,
+) -> Result<Run, Error> {
+    let topic = format!("live-{acks}");
+    load.create(&topic, PARTITIONS, &system.settings(acks == "all"))?;
+    let seconds = f64::from(options.seconds);
+    let parts = if system.has_old() { 2.0 } else { 1.0 };
+    let mebibytes = match acks {
+        "all" => f64::from(options.rate),
+        _ => f64::from(options.rate) * RATE_OF_ONE,
+    };
+    let kibibytes = (mebibytes * 1024.0) as u64;
+    let offered = format!("{kibibytes}KiB");
+    let time = format!("{}s", (WARM_UP_SECONDS + seconds * parts) as u64);
+    drop_caches()?;
+    let probe = Probe::start(&load.directory)?;
+    let words = ["--rate", &offered, "--duration", &time, "--acks", acks];
+    let producer = load.start("produce", &topic, &words)?;
+    let started = unix_seconds();
+    thread::sleep(Duration::from_secs_f64(WARM_UP_SECONDS));
+    let (before, from) = (running.peers.cpu()?, unix_seconds());
+    thread::sleep(Duration::from_secs_f64(seconds));
+    let (after, to) = (running.peers.cpu()?, unix_seconds());
+    let mut consumed = Vec::new();
+    let mut beside = None;
+    if system.has_old() {
+        let late = format!("{}KiB", kibibytes * u64::from(options.late));
+        let time = format!("{}s", options.seconds);
+        consumed = load.run("consume", "old", &["--rate", &late, "--duration", &time])?;
+        beside = Some((to + WARM_UP_SECONDS, started + WARM_UP_SECONDS + seconds * parts));
+    }
+    let produced = producer.finish()?;
+    Ok(Run {
+        system,
+        acks,
+        produced,
+        consumed,
+        probed: probe.finish()?,
+        alone: (from, to),
+        beside,
+        cpu_ms: (after - before).as_secs_f64() * 1e3 / (mebibytes * (to - from)),
+    })
+}
+
+fn start(
+    options: &Options,
+    system: System,
+    binary: &Path,
+    jars: &Path,
+    directory: &Path,
+) -> Result<Running, Error> {
+    let parts = if system.has_old() { 2.0 } else { 1.0 };
+    let seconds = WARM_UP_SECONDS + f64::from(options.seconds) * parts;
+    let produced = (f64::from(options.rate) * (1.0 + RATE_OF_ONE) * seconds) as u64;
+    let old = if system.has_old() { options.old + FILLER_MEBIBYTES } else { 0 };
+    let all = u64::from(old) + produced;
+    if system.is_kafka() {
+        return cluster(options, system, jars, directory, all);
+    }
+    // Without uploads, all that is produced stays in the log and in memory: an upload is at most a
+    // quarter of the log, and half of the log cache.
+    let mebibytes = produced * 5 / 4 + 64;
+    let (wal_mebibytes, log_cache_mebibytes) = match system {
+        System::Local => (mebibytes * 4 + 64, mebibytes * 2),
+        _ => (2048, 1024),
+    };
+    let log = log_volume(options, directory, "log", wal_mebibytes)?;
+    // Compaction writes records again before it deletes the old objects.
+    let objects = objects_volume(options, directory, "objects", all * 2)?;
+    let store = format!("file://{}", objects.path().join("store").display());
+    let mut arguments = vec!["--object-store".to_owned(), store];
+    arguments.extend(["--object-store-rate".into(), format!("{}MiB", options.volume_rate)]);
+    if system == System::Local {
+        let upload = ["--upload-interval", "1h", "--compaction-size", "0", "--upload-size"];
+        arguments.extend(upload.map(str::to_owned));
+        arguments.push(format!("{mebibytes}MiB"));
+    }
+    let server = Server::start(Config {
+        binary: binary.to_path_buf(),
+        directory: log.path().join("server"),
+        wal_mebibytes,
+        log_cache_mebibytes,
+        wal: None,
+        objects: Some(Objects { arguments, environment: Vec::new() }),
+    })?;
+    Ok(Running { peers: Peers::Server(Box::new(server)), _volumes: vec![log, objects] })
+}
+
+/// Creates a volume for a log of this size.
+fn log_volume(
+    options: &Options,
+    directory: &Path,
+    name: &str,
+    mebibytes: u64,
+) -> Result<FileSystem, Error> {
+    FileSystem::new(directory, name, mebibytes.div_ceil(1024) + 2, log_limit(options))
+}
+
+/// The limits of a volume for a log.
+fn log_limit(options: &Options) -> Limit {
+    Limit { mebibytes_per_second: options.volume_rate, iops: options.volume_iops }
+}
+
+/// Creates a volume for objects of this size.
+fn objects_volume(
+    options: &Options,
+    directory: &Path,
+    name: &str,
+    mebibytes: u64,
+) -> Result<FileSystem, Error> {
+    let limit = Limit { mebibytes_per_second: options.volume_rate, iops: 0 };
+    FileSystem::new(directory, name, mebibytes.div_ceil(1024) + 2, limit)
+}
+
+/// Starts Kafka's brokers, each of which has a volume of this size.
+fn cluster(
+    options: &Options,
+    system: System,
+    jars: &Path,
+    directory: &Path,
+    mebibytes: u64,
+) -> Result<Running, Error> {
+    let mut volumes = Vec::new();
+    let remote = directory.join("remote");
+    if system == System::TieredKafka {
+        volumes.push(objects_volume(options, directory, "remote", mebibytes)?);
+    }
+    let mut members = Vec::new();
+    for node in 1..=BROKERS {
+        let own = log_volume(options, directory, &format!("broker-{node}"), mebibytes)?;
+        let directory = own.path().join("kafka");
+        let further = properties(system, &remote);
+        members.push(Member { directory, further, listener: None });
+        volumes.push(own);
+    }
+    let peers = Peers::Cluster(Cluster::start(jars, &members)?);
+    Ok(Running { peers, _volumes: volumes })
+}
+
+/// Settings of a broker: three replicas, of which two must be in sync; and the tiered storage of
+/// Kafka's own tests, which copies segments into a directory.
+fn properties(system: System, remote: &Path) -> String {
+    let mut properties = "default.replication.factor=3\n\
+                          min.insync.replicas=2\n\
+                          offsets.topic.replication.factor=3\n\
+                          auto.leader.rebalance.enable=false\n\
+                          group.initial.rebalance.delay.ms=0\n"
+        .to_owned();
+    if system == System::TieredKafka {
+        let remote = remote.display();
+        properties.push_str(&format!(
+            "remote.log.storage.system.enable=true\n\
+             remote.log.storage.manager.class.name=\
+             org.apache.kafka.server.log.remote.storage.LocalTieredStorage\n\
+             remote.log.storage.manager.impl.prefix=rsm.config.\n\
+             rsm.config.dir={remote}\n\
+             remote.log.metadata.manager.class.name=org.apache.kafka.server.log.remote.metadata.\
+             storage.TopicBasedRemoteLogMetadataManager\n\
+             remote.log.metadata.manager.impl.prefix=rlmm.config.\n\
+             remote.log.metadata.manager.listener.name=PLAINTEXT\n\
+             rlmm.config.remote.log.metadata.topic.replication.factor=3\n\
+             rlmm.config.remote.log.metadata.topic.num.partitions=5\n\
+             remote.log.manager.task.interval.ms=1000\n\
+             log.retention.check.interval.ms=2000\n"
+        ));
+    }
+    properties
+}
+
+fn line(run: &Run) -> String {
+    let p = |time| {
+        format!(
+            "p95 {:.2}, p99 {:.2} ms ({:.2} without the {:.0}% of seconds with stalls of the disk)",
+            run.p(0.95, time),
+            run.p(0.99, time),
+            run.undisturbed(time),
+            100.0 * run.stalled(time)
+        )
+    };
+    let late = match run.beside {
+        None => String::new(),
+        Some(time) => {
+            let rate = rate(&run.consumed, time.0, time.1);
+            format!("\n    beside late consumers at {rate:.0} MiB/s: {}", p(time))
+        }
+    };
+    format!("  acks={}: {}; {:.2} ms of CPU per MiB{late}", run.acks, p(run.alone), run.cpu_ms)
+}
+
+/// A named figure of a run.
+type Figure = (&'static str, fn(&Run) -> f64);
+
+const FIGURES: [Figure; 10] = [
+    ("p95, ms", |run| run.p(0.95, run.alone)),
+    ("p99, ms", |run| run.p(0.99, run.alone)),
+    ("  without stalls of the disk", normal),
+    ("beside late consumers: p95, ms", |run| run.beside(|time| run.p(0.95, time))),
+    ("  p99, ms", |run| run.beside(|time| run.p(0.99, time))),
+    ("  without stalls of the disk", |run| run.beside(|time| run.undisturbed(time))),
+    ("  in relation to that before", late_ratio),
+    ("late consumers, MiB/s", |run| run.beside(|(from, to)| rate(&run.consumed, from, to))),
+    ("seconds with stalls, before, %", |run| 100.0 * run.stalled(run.alone)),
+    ("CPU per MiB, ms", |run| run.cpu_ms),
+];
+
+fn normal(run: &Run) -> f64 {
+    run.undisturbed(run.alone)
+}
+
+fn late_ratio(run: &Run) -> f64 {
+    run.beside(|time| run.undisturbed(time)) / normal(run)
+}
+
+fn of(runs: &[Run], system: System, acks: &str, figure: fn(&Run) -> f64) -> f64 {
+    let these = runs.iter().filter(|run| (run.system, run.acks) == (system, acks));
+    median(these.map(figure))
+}
+
+fn table(systems: &[System], runs: &[Run]) -> String {
+    let mut text = String::new();
+    for acks in ACKS {
+        text.push_str(&format!("{:<32}", format!("acks={acks}, medians")));
+        for system in systems {
+            text.push_str(&format!("{:>17}", system.name()));
+        }
+        for (name, figure) in FIGURES {
+            text.push_str(&format!("\n{name:<32}"));
+            for system in systems {
+                text.push_str(&format!("{:>17.2}", of(runs, *system, acks, figure)));
+            }
+        }
+        text.push_str("\n\n");
+    }
+    text
+}
+
+fn judge(runs: &[Run]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for acks in ACKS {
+        let normal = |system| of(runs, system, acks, normal);
+        cases.push(judged(
+            &format!("acks={acks}: p99 with uploads over p99 without, stalls of the disk apart"),
+            normal(System::Tiered) / normal(System::Local),
+            Bar::AtMost(MOST_NORMAL),
+        ));
+        cases.push(judged(
+            &format!(
+                "acks={acks}: p99 beside late consumers over p99 alone, stalls of the disk apart"
+            ),
+            of(runs, System::Tiered, acks, late_ratio),
+            Bar::AtMost(MOST_LATE),
+        ));
+    }
+    cases
+}

@@ -1,0 +1,393 @@
+//! A server that has lost its disk, under load: how long until it serves again, and what it moves.
+//!
+//! This server is killed while a producer runs, and loses its data directory; then also its log.
+//! A broker of Kafka is killed and loses its logs; the producer goes on with the other two.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+use kafka_protocol::messages::{
+    BrokerId, ListOffsetsRequest, MetadataRequest, MetadataResponse, TopicName,
+};
+use kafka_protocol::protocol::StrBytes;
+use serde_json::Value;
+
+use super::super::filesystem::Raw;
+use super::super::load::{Load, Sample, due, quantile};
+use super::super::{Bar, judged, settle, unix_seconds};
+use super::{Options, PARTITIONS, Peers, System, cluster, emptied, log_limit, objects_volume};
+use crate::Error;
+use crate::client::Client;
+use crate::exec::describe;
+use crate::report::Case;
+use crate::server::{Config, Ending, Objects, Server, clean};
+
+const WAL_MEBIBYTES: u64 = 2048;
+/// Seconds of load before a server is killed.
+const BEFORE_SECONDS: u64 = 20;
+/// Seconds of load after a server serves again.
+const AFTER_SECONDS: u64 = 20;
+/// Seconds of load while a broker of Kafka is rebuilt. What it takes longer is not in p95 and p99.
+const MEASURED_SECONDS: u64 = 60;
+const SPARE_MEBIBYTES: u64 = 1024;
+const REBUILD_LIMIT: Duration = Duration::from_secs(1800);
+const POLL_EVERY: Duration = Duration::from_millis(100);
+
+// The targets.
+const MOST_SECONDS: f64 = 2.0;
+/// Between the largest and the smallest amount of data.
+const MOST_SPREAD: f64 = 1.2;
+const LEAST_SPEEDUP: f64 = 100.0;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lost {
+    /// The data directory; the log is on another disk.
+    Data,
+    /// The data directory and the log.
+    All,
+    /// The logs of one broker of three.
+    Broker,
+}
+
+/// A rebuild.
+pub(super) struct Rebuilt {
+    system: System,
+    lost: Lost,
+    gibibytes: u32,
+    /// From its start until the first batch is acknowledged; for a broker of Kafka, until no
+    /// partition is under-replicated.
+    seconds: f64,
+    /// Until the first response with old records. NaN for a broker of Kafka: the others serve.
+    first_old: f64,
+    /// What the process has read and written until then.
+    moved_mebibytes: f64,
+    p95: f64,
+    p99: f64,
+    /// Records that the rebuild states as lost.
+    lost_records: u64,
+}
+
+impl Rebuilt {
+    fn name(&self) -> String {
+        let lost = match self.lost {
+            Lost::Data => "data directory lost",
+            Lost::All => "log lost, too",
+            Lost::Broker => "one of three disks lost",
+        };
+        format!("{}, {lost}, {} GiB", self.system.name(), self.gibibytes)
+    }
+}
+
+/// Measures all rebuilds.
+pub(super) fn run(
+    options: &Options,
+    systems: &[System],
+    binary: &Path,
+    jars: &Path,
+    directory: &Path,
+) -> Result<Vec<Rebuilt>, Error> {
+    let mut all = Vec::new();
+    let of_kafka = [options.kafka_rebuilt];
+    for system in systems {
+        let amounts: &[u32] = match system {
+            System::Local => &[],
+            System::Tiered => &options.rebuilt,
+            System::Kafka | System::TieredKafka => &of_kafka,
+        };
+        for gibibytes in amounts {
+            emptied(directory)?;
+            let rebuilt = match system.is_kafka() {
+                false => server(options, *gibibytes, binary, directory)?,
+                true => broker(options, *system, *gibibytes, binary, jars, directory)?,
+            };
+            rebuilt.iter().for_each(|rebuilt| println!("{}", line(rebuilt)));
+            all.extend(rebuilt);
+        }
+    }
+    fs::remove_dir_all(directory)?;
+    Ok(all)
+}
+
+fn server(
+    options: &Options,
+    gibibytes: u32,
+    binary: &Path,
+    directory: &Path,
+) -> Result<Vec<Rebuilt>, Error> {
+    let old = u64::from(gibibytes) << 10;
+    let disk = |name| Raw::new(directory, name, WAL_MEBIBYTES >> 10, log_limit(options));
+    let (log, new_log) = (disk("log")?, disk("new-log")?);
+    let objects = objects_volume(options, directory, "objects", old + SPARE_MEBIBYTES)?;
+    let store = format!("file://{}", objects.path().join("store").display());
+    let config = Config {
+        binary: binary.to_path_buf(),
+        directory: directory.join("server"),
+        wal_mebibytes: WAL_MEBIBYTES,
+        log_cache_mebibytes: 1024,
+        wal: Some(log.path().to_path_buf()),
+        objects: Some(Objects {
+            // Compaction would need twice the space while the old data are written.
+            arguments: ["--object-store", &store, "--compaction-size", "0"].map(Into::into).into(),
+            environment: Vec::new(),
+        }),
+    };
+    let data = config.directory.join("data");
+    let mut server = Server::start(config)?;
+    let load = Load {
+        program: binary.to_path_buf(),
+        address: server.address(),
+        directory: directory.to_path_buf(),
+    };
+    for topic in ["old", "live"] {
+        load.create(topic, PARTITIONS, &[])?;
+    }
+    load.run("produce", "old", &["--total", &format!("{old}MiB")])?;
+    settle(&server)?;
+    let mut all = Vec::new();
+    for lost in [Lost::Data, Lost::All] {
+        let rate = format!("{}MiB", options.rate);
+        let producer = load.start_named("before", "produce", "live", &["--rate", &rate])?;
+        thread::sleep(Duration::from_secs(BEFORE_SECONDS));
+        let before = (ends(&load.address, "old")?, ends(&load.address, "live")?);
+        server.end(Ending::Sigkill)?;
+        drop(producer);
+        fs::remove_dir_all(&data)?;
+        let started = unix_seconds();
+        let mut lost_records = 0;
+        if lost == Lost::All {
+            server.use_wal(new_log.path());
+            lost_records = rebuild(binary, &store, &data, new_log.path())?;
+        }
+        server.start_again()?;
+        let old = load.start("consume", "old", &["--duration", "2s"])?;
+        let time = format!("{AFTER_SECONDS}s");
+        let words = ["--rate", &rate, "--duration", &time];
+        let live = load.start("produce", "live", &words)?;
+        let moved = moved_mebibytes(server.pid())?;
+        let (old, live) = (old.finish()?, live.finish()?);
+        let after = (ends(&load.address, "old")?, ends(&load.address, "live")?);
+        // With the log nothing that was readable is gone; without it no offset is handed out twice.
+        let is_kept = lost == Lost::All || after.0 == before.0;
+        if !is_kept || after.0 < before.0 || after.1 < before.1 {
+            return Err(format!("ends of partitions: {before:?} before, {after:?} after").into());
+        }
+        all.push(Rebuilt {
+            system: System::Tiered,
+            lost,
+            gibibytes,
+            seconds: first(&live) - started,
+            first_old: first(&old) - started,
+            moved_mebibytes: moved,
+            p95: quantile(&live, 0.95),
+            p99: quantile(&live, 0.99),
+            lost_records,
+        });
+    }
+    Ok(all)
+}
+
+/// When the first response came.
+fn first(samples: &[Sample]) -> f64 {
+    samples.iter().map(Sample::done).fold(f64::INFINITY, f64::min)
+}
+
+/// Rebuilds a store whose log is lost. Returns how many records are stated as lost.
+fn rebuild(binary: &Path, store: &str, data: &Path, wal: &Path) -> Result<u64, Error> {
+    let mut rebuild = clean(binary);
+    rebuild.args(["rebuild", "--json", "--accept-loss", "--object-store", store]);
+    rebuild.arg("--data-dir").arg(data).arg("--wal").arg(wal);
+    let output = rebuild.output().map_err(|error| format!("{}: {error}", describe(&rebuild)))?;
+    let report: Value = serde_json::from_slice(&output.stdout).map_err(|error| {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        format!("`{}`: {error}: {errors}", describe(&rebuild))
+    })?;
+    let lost = report["lost"].as_array().ok_or("the report of the rebuild has no `lost`")?;
+    let offset = |lost: &Value, name| lost[name].as_u64().unwrap_or_default();
+    Ok(lost.iter().map(|lost| offset(lost, "known_end") - offset(lost, "from")).sum())
+}
+
+fn broker(
+    options: &Options,
+    system: System,
+    gibibytes: u32,
+    binary: &Path,
+    jars: &Path,
+    directory: &Path,
+) -> Result<Vec<Rebuilt>, Error> {
+    let old = u64::from(gibibytes) << 10;
+    let mut running = cluster(options, system, jars, directory, old + SPARE_MEBIBYTES)?;
+    let Peers::Cluster(cluster) = &mut running.peers else { return Err("no cluster".into()) };
+    let load = Load {
+        program: binary.to_path_buf(),
+        address: cluster.address(),
+        directory: directory.to_path_buf(),
+    };
+    load.create("old", PARTITIONS, &system.settings(false))?;
+    load.create("live", PARTITIONS, &system.settings(true))?;
+    load.run("produce", "old", &["--total", &format!("{old}MiB")])?;
+    rustix::fs::sync();
+    until_in_sync(&load.address)?;
+    // Segments are copied by a task that runs each second.
+    thread::sleep(Duration::from_secs(20));
+    // The last one: the first is the controller, too.
+    let lost = cluster.brokers.last_mut().ok_or("no broker")?;
+    lost.lose_logs()?;
+    // The others lead all partitions from then on, before the producer starts.
+    until(&load.address, "all partitions have a leader", |topics| {
+        partitions(topics).all(|partition| partition.leader_id.0 != BROKER_LOST)
+    })?;
+    let (rate, time) = (format!("{}MiB", options.rate), format!("{MEASURED_SECONDS}s"));
+    let words = ["--rate", &rate, "--duration", &time];
+    let producer = load.start("produce", "live", &words)?;
+    let started = unix_seconds();
+    lost.spawn_again()?;
+    until_in_sync(&load.address)?;
+    let (seconds, moved) = (unix_seconds() - started, moved_mebibytes(lost.pid())?);
+    let produced = due(&producer.finish()?, (started, started + seconds));
+    Ok(vec![Rebuilt {
+        system,
+        lost: Lost::Broker,
+        gibibytes,
+        seconds,
+        first_old: f64::NAN,
+        moved_mebibytes: moved,
+        p95: quantile(&produced, 0.95),
+        p99: quantile(&produced, 0.99),
+        lost_records: 0,
+    }])
+}
+
+/// The ID of the broker that loses its logs.
+const BROKER_LOST: i32 = super::BROKERS as i32;
+
+type Partition = kafka_protocol::messages::metadata_response::MetadataResponsePartition;
+
+fn partitions(response: &MetadataResponse) -> impl Iterator<Item = &Partition> {
+    response.topics.iter().flat_map(|topic| &topic.partitions)
+}
+
+/// Waits until no partition is under-replicated.
+fn until_in_sync(address: &str) -> Result<(), Error> {
+    until(address, "no partition is under-replicated", |response| {
+        partitions(response)
+            .all(|partition| partition.isr_nodes.len() == partition.replica_nodes.len())
+    })
+}
+
+fn until(
+    address: &str,
+    what: &str,
+    holds: impl Fn(&MetadataResponse) -> bool,
+) -> Result<(), Error> {
+    let topic = |name| MetadataRequestTopic::default().with_name(Some(topic_name(name)));
+    let request = MetadataRequest::default().with_topics(Some(vec![topic("old"), topic("live")]));
+    let mut client = Client::connect(address.parse::<SocketAddr>()?)?;
+    let deadline = Instant::now() + REBUILD_LIMIT;
+    while !holds(&client.call(9, &request)?) {
+        if Instant::now() >= deadline {
+            return Err(format!("not within {} s: {what}", REBUILD_LIMIT.as_secs()).into());
+        }
+        thread::sleep(POLL_EVERY);
+    }
+    Ok(())
+}
+
+fn topic_name(name: &str) -> TopicName {
+    TopicName(StrBytes::from_string(name.to_owned()))
+}
+
+/// The number of records in a topic that starts at offset 0.
+fn ends(address: &str, topic: &str) -> Result<i64, Error> {
+    const LATEST: i64 = -1;
+    let partition =
+        |index| ListOffsetsPartition::default().with_partition_index(index).with_timestamp(LATEST);
+    let topic = ListOffsetsTopic::default()
+        .with_name(topic_name(topic))
+        .with_partitions((0..PARTITIONS as i32).map(partition).collect());
+    let request =
+        ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![topic]);
+    let response = Client::connect(address.parse::<SocketAddr>()?)?.call(5, &request)?;
+    let mut records = 0;
+    for partition in response.topics.iter().flat_map(|topic| &topic.partitions) {
+        if partition.error_code != 0 {
+            return Err(format!("ListOffsets: error code {}", partition.error_code).into());
+        }
+        records += partition.offset;
+    }
+    Ok(records)
+}
+
+/// What a process has read from disks and written to them.
+fn moved_mebibytes(pid: u32) -> Result<f64, Error> {
+    let path = format!("/proc/{pid}/io");
+    let io = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+    let bytes = |name: &str| {
+        let line = io.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        line.and_then(|line| line.parse::<f64>().ok()).ok_or_else(|| format!("{path}: no {name}"))
+    };
+    Ok((bytes("read_bytes")? + bytes("write_bytes")?) / f64::from(1 << 20))
+}
+
+fn line(rebuilt: &Rebuilt) -> String {
+    format!(
+        "  {}: {:.2} s, old records after {:.2} s, {:.0} MiB moved; \
+         produce p95 {:.2}, p99 {:.2} ms; stated as lost: {} records",
+        rebuilt.name(),
+        rebuilt.seconds,
+        rebuilt.first_old,
+        rebuilt.moved_mebibytes,
+        rebuilt.p95,
+        rebuilt.p99,
+        rebuilt.lost_records
+    )
+}
+
+/// Formats all rebuilds.
+pub(super) fn table(all: &[Rebuilt]) -> String {
+    let mut text = format!(
+        "{:<44}{:>9}{:>11}{:>12}{:>9}{:>9}\n",
+        "rebuild", "s", "old, s", "MiB moved", "p95, ms", "p99, ms"
+    );
+    for rebuilt in all {
+        text.push_str(&format!(
+            "{:<44}{:>9.2}{:>11.2}{:>12.0}{:>9.2}{:>9.2}\n",
+            rebuilt.name(),
+            rebuilt.seconds,
+            rebuilt.first_old,
+            rebuilt.moved_mebibytes,
+            rebuilt.p95,
+            rebuilt.p99
+        ));
+    }
+    text
+}
+
+/// Compares the rebuilds with the targets.
+pub(super) fn judge(all: &[Rebuilt]) -> Vec<Case> {
+    let mut cases = Vec::new();
+    let ours: Vec<&Rebuilt> = all.iter().filter(|rebuilt| rebuilt.lost == Lost::Data).collect();
+    let seconds = |pick: fn(f64, f64) -> f64| {
+        ours.iter().map(|rebuilt| rebuilt.seconds).reduce(pick).unwrap_or(f64::NAN)
+    };
+    let (longest, shortest) = (seconds(f64::max), seconds(f64::min));
+    cases.push(judged("longest rebuild, seconds", longest, Bar::AtMost(MOST_SECONDS)));
+    cases.push(judged(
+        "longest rebuild over shortest, of all amounts of data",
+        longest / shortest,
+        Bar::AtMost(MOST_SPREAD),
+    ));
+    for kafka in all.iter().filter(|rebuilt| rebuilt.system == System::Kafka) {
+        let same = ours.iter().find(|rebuilt| rebuilt.gibibytes == kafka.gibibytes);
+        cases.push(judged(
+            "a replica of Kafka over this server, same amount of data",
+            kafka.seconds / same.map_or(f64::NAN, |same| same.seconds),
+            Bar::AtLeast(LEAST_SPEEDUP),
+        ));
+    }
+    cases
+}
