@@ -13,10 +13,10 @@ use crate::types::{ObjectId, StreamOffset};
 pub(crate) struct Choice {
     /// This number of ranges suffices,
     pub(crate) fan_in: usize,
-    /// if they have this much payload together, or each has its own object.
+    /// if they have this much payload together, or each has its own object. Ranges with more than
+    /// this stay as they are: reading them in pieces costs hardly more than as a whole.
     pub(crate) least_bytes: u64,
-    /// Half of this payload suffices in any case. Ranges larger than an eighth of it stay as they
-    /// are, since merging a few of them gains little.
+    /// Half of this payload suffices in any case.
     pub(crate) most_bytes: u64,
     /// Number of ranges scanned at a time, plus half as many before them. Runs that do not have
     /// enough payload in half as many ranges are not found.
@@ -61,9 +61,8 @@ impl Tail {
         choice: Choice,
         left_out: impl Fn(ObjectId) -> bool,
     ) -> Compactable {
-        let is_candidate = |range: &Range| {
-            range.payload_bytes <= choice.most_bytes / 8 && !left_out(range.object.id)
-        };
+        let is_candidate =
+            |range: &Range| range.payload_bytes <= choice.least_bytes && !left_out(range.object.id);
         let joins = |index: usize| {
             let (before, range) = (&self.ranges[index - 1], &self.ranges[index]);
             // The offsets of a hole are in no object.
@@ -155,7 +154,7 @@ mod tests {
             let bytes: u64 = window.iter().map(|range| range.payload_bytes).sum();
             let fits = |range: &&Range| {
                 range.object.generation == window[0].object.generation
-                    && range.payload_bytes <= FEW.most_bytes / 8
+                    && range.payload_bytes <= FEW.least_bytes
                     && !left_out.contains(&range.object.id)
             };
             let own = window.len() == FEW.fan_in && window.iter().all(|range| range.is_own());
