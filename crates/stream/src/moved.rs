@@ -1,5 +1,6 @@
 //! What a stream moves to the object store and from it.
 
+use std::iter::Sum;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What a stream has in the object store, and what it has moved since the start of the process.
@@ -24,6 +25,22 @@ pub struct Moved {
     pub failed_reads: u64,
     /// Ranges that trims have removed.
     pub removed: u64,
+}
+
+impl Sum for Moved {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(Self::default(), |sum, of| Self {
+            stored_bytes: sum.stored_bytes + of.stored_bytes,
+            stored_ranges: sum.stored_ranges + of.stored_ranges,
+            waiting_bytes: sum.waiting_bytes + of.waiting_bytes,
+            copied_bytes: sum.copied_bytes + of.copied_bytes,
+            copies: sum.copies + of.copies,
+            read_bytes: sum.read_bytes + of.read_bytes,
+            reads: sum.reads + of.reads,
+            failed_reads: sum.failed_reads + of.failed_reads,
+            removed: sum.removed + of.removed,
+        })
+    }
 }
 
 /// The counters of [`Moved`].
@@ -56,7 +73,7 @@ impl MovedCounters {
         self.removed.fetch_add(ranges as u64, Ordering::Relaxed);
     }
 
-    /// Returns the counts, with nothing in the store.
+    /// Returns the counts; what is stored and waits is 0.
     pub(crate) fn counts(&self) -> Moved {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Moved {

@@ -194,7 +194,10 @@ impl Stream {
                     self.view.readers.store(self.state.id, reading.next, reader);
                     return Ok(reading.fetched());
                 }
-                Err(_) if !reading.batches.is_empty() => break,
+                Err(_) if !reading.batches.is_empty() => {
+                    self.state.moved.read_failed();
+                    break;
+                }
                 // Deleted between the lookup and the read, because the stream was trimmed or its
                 // batches are in another object now: look it up again, once per object.
                 Err(error) if error.is_not_found() && missing != Some(range.object.id) => {
@@ -215,10 +218,12 @@ impl Stream {
 
     /// Adds the batches of an object.
     fn add_read(&self, reading: &mut Reading, batches: Vec<Batch>) {
-        if !batches.is_empty() {
-            self.state.moved.read(batches.iter().map(|batch| batch.payload.len() as u64).sum());
-        }
+        let before = reading.batches.len();
         reading.add(batches);
+        let added = &reading.batches[before..];
+        if !added.is_empty() {
+            self.state.moved.read(added.iter().map(|batch| batch.payload.len() as u64).sum());
+        }
     }
 
     /// Registers a lagging reader that has read up to `next`. One that has read here before reads

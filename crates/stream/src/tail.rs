@@ -26,7 +26,6 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use crate::budget::Budget;
-use crate::moved::Moved;
 use crate::range::Range;
 use crate::types::{Batch, StreamEpoch, StreamOffset};
 
@@ -290,16 +289,6 @@ impl Tail {
     /// as its range does.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.range_bytes + self.tail_bytes
-    }
-
-    /// Returns what is in objects and what waits for an upload, and the counts of the rest.
-    fn moved(&self, counts: Moved) -> Moved {
-        Moved {
-            stored_bytes: self.range_bytes,
-            stored_ranges: self.ranges.len() as u64,
-            waiting_bytes: self.tail_bytes,
-            ..counts
-        }
     }
 
     fn first_pinned(&self) -> usize {

@@ -36,7 +36,7 @@ async fn one_object() -> (TestServer, PathBuf) {
 }
 
 /// Moves all records to an object and out of memory.
-async fn in_an_object(server: &mut TestServer) -> PathBuf {
+pub(super) async fn in_an_object(server: &mut TestServer) -> PathBuf {
     server.store().flush().await.unwrap();
     server.restart().await;
     let streams = server.objects().join("streams");

@@ -39,6 +39,12 @@ impl StreamState {
 
     /// Returns what the stream has in the object store and has moved since the start.
     pub(crate) fn moved(&self) -> Moved {
-        self.tail.lock().moved(self.moved.counts())
+        let tail = self.tail.lock();
+        Moved {
+            stored_bytes: tail.range_bytes,
+            stored_ranges: tail.ranges.len() as u64,
+            waiting_bytes: tail.tail_bytes,
+            ..self.moved.counts()
+        }
     }
 }
