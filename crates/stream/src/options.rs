@@ -92,9 +92,9 @@ pub struct Options {
     pub block_cache_bytes: u64,
     /// A cache on a local disk behind the block cache. Default: none.
     pub disk_cache: Option<DiskCacheOptions>,
-    /// Largest payload that object compaction puts into one object of a stream; pieces of up to
-    /// 8 MiB, or an eighth of it if that is less, are merged. Default 256 MiB, at least 64 KiB, at
-    /// most 32 GiB; 0 switches object compaction off. See `docs/compaction.md`.
+    /// Largest payload that compaction puts into one object of a stream. Object compaction merges
+    /// pieces below 8 MiB, or below an eighth of this if that is less. Default 256 MiB, at least
+    /// 64 KiB, at most 32 GiB; 0 switches object compaction off. See `docs/compaction.md`.
     pub compaction_bytes: u64,
     /// Hard bound on the bytes in flight from objects to readers, verified or not, for all readers
     /// together; a single larger batch is read alone. What has arrived is bounded by

@@ -234,9 +234,9 @@ pub(crate) struct ServeOptions {
     #[arg(long, env = "ALLUVIUM_UPLOAD_INTERVAL", value_name = "TIME")]
     pub(crate) upload_interval: Option<Span>,
 
-    /// Payload at which object compaction completes an object of a partition. Parts of a partition
-    /// of up to 8MiB, or an eighth of this if that is less, are merged in the background; 0
-    /// disables object compaction. Default 256MiB, 64KiB to 32GiB or 0.
+    /// Largest payload of a partition that object compaction and log compaction put into one
+    /// object. Parts of a partition below 8MiB, or below an eighth of this if that is less, are
+    /// merged in the background; 0 disables object compaction. Default 256MiB, 64KiB to 32GiB or 0.
     #[arg(long, env = "ALLUVIUM_COMPACTION_SIZE", value_name = "SIZE")]
     pub(crate) compaction_size: Option<Size>,
 
