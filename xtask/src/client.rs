@@ -8,7 +8,12 @@ use bytes::{BufMut, Bytes, BytesMut};
 use kafka_protocol::messages::incremental_alter_configs_request::{
     AlterConfigsResource, AlterableConfig,
 };
-use kafka_protocol::messages::{IncrementalAlterConfigsRequest, RequestHeader, ResponseHeader};
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::list_offsets_response::ListOffsetsPartitionResponse;
+use kafka_protocol::messages::{
+    BrokerId, IncrementalAlterConfigsRequest, ListOffsetsRequest, RequestHeader, ResponseHeader,
+    TopicName,
+};
 use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, Request, StrBytes};
 
 use crate::Error;
@@ -101,4 +106,31 @@ impl Client {
         }
         Ok(())
     }
+
+    /// Asks for the offsets of partitions of a topic, by a time or one of Kafka's special values.
+    pub(crate) fn list_offsets(
+        &mut self,
+        topic: &str,
+        indexes: impl Iterator<Item = i32>,
+        time: i64,
+    ) -> Result<Vec<ListOffsetsPartitionResponse>, Error> {
+        let wanted = indexes.map(|index| {
+            ListOffsetsPartition::default()
+                .with_partition_index(index)
+                .with_current_leader_epoch(-1)
+                .with_timestamp(time)
+        });
+        let topic = ListOffsetsTopic::default()
+            .with_name(topic_name(topic))
+            .with_partitions(wanted.collect());
+        let request =
+            ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![topic]);
+        let answer = self.call(8, &request)?;
+        Ok(answer.topics.into_iter().flat_map(|topic| topic.partitions).collect())
+    }
+}
+
+/// Converts a topic's name for requests.
+pub(crate) fn topic_name(name: &str) -> TopicName {
+    TopicName(StrBytes::from_string(name.to_owned()))
 }

@@ -78,7 +78,7 @@ fn cluster(
     directory: &Path,
     authority: &Authority,
 ) -> Result<(Cluster, String), Error> {
-    let mut members = Vec::new();
+    let (mut members, mut addresses) = (Vec::new(), Vec::new());
     for node in 1..=BROKERS {
         let directory = directory.join(node.to_string());
         fs::create_dir_all(&directory)?;
@@ -87,9 +87,10 @@ fn cluster(
         fs::write(&store, fs::read_to_string(key)? + &fs::read_to_string(certificate)?)?;
         let further =
             format!("{PROPERTIES}listener.name.secure.ssl.keystore.location={}\n", store.display());
-        let listener = Some(("SECURE", "SASL_SSL", free_address()?));
+        let address = free_address()?;
+        addresses.push(address);
+        let listener = Some(("SECURE", "SASL_SSL", address));
         members.push(Member { directory, further, listener });
     }
-    let secure = members[0].listener.map_or_else(String::new, |(_, _, at)| at.to_string());
-    Ok((Cluster::start(jars, &members)?, secure))
+    Ok((Cluster::start(jars, &members)?, addresses[0].to_string()))
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use alluvium_chart::{Axis, Chart, Scale, Series};
 use clap::Args;
 
-use super::filesystem::{FileSystem, Limit, drop_caches, release};
+use super::filesystem::{FileSystem, Limit, drop_caches, emptied};
 use super::load::{Load, Running, Sample, due, quantile, rate};
 use super::probe::Probe;
 use super::{Bar, Peer, cpu_time, judged, median, unix_seconds};
@@ -148,11 +148,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
         jars = setup::kafka(root).map_err(|missing| Error::from(missing.to_string()))?;
     }
     let directory = root.join("target/e2e/run/catch-up");
-    if directory.exists() {
-        release(&directory)?;
-        fs::remove_dir_all(&directory)?;
-    }
-    fs::create_dir_all(&directory)?;
+    emptied(&directory)?;
     let mut rounds: Vec<Round> = Vec::new();
     for number in 1..=options.rounds {
         for system in &systems {

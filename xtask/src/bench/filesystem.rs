@@ -129,7 +129,7 @@ fn set_limit(number: &str, limit: Limit) -> Result<(), Error> {
 ///
 /// # Errors
 /// A process of that run still uses one.
-pub(super) fn release(directory: &Path) -> Result<(), Error> {
+fn release(directory: &Path) -> Result<(), Error> {
     // The path as the kernel names it.
     let directory = directory.canonicalize()?;
     let mounts = fs::read_to_string("/proc/self/mounts")?;
@@ -142,6 +142,15 @@ pub(super) fn release(directory: &Path) -> Result<(), Error> {
         set_limit(&number(&device)?, Limit { mebibytes_per_second: 0, iops: 0 })?;
     }
     Ok(())
+}
+
+/// Creates an empty directory in place of what an earlier run left.
+pub(super) fn emptied(directory: &Path) -> Result<(), Error> {
+    if directory.exists() {
+        release(directory)?;
+        fs::remove_dir_all(directory)?;
+    }
+    Ok(fs::create_dir_all(directory)?)
 }
 
 /// Returns the mount point in a line of /proc/self/mounts if it is inside the directory and not the

@@ -79,8 +79,7 @@ impl Load {
         self.start_named(&name, kind, topic, &[arguments, &["--samples", &samples]].concat())
     }
 
-    /// Starts a client without samples and without a time limit. `name` distinguishes it from
-    /// concurrent ones.
+    /// Starts a client without samples. `name` distinguishes it from concurrent ones.
     pub(super) fn start_named(
         &self,
         name: &str,

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::filesystem::{FileSystem, Limit, drop_caches, release};
+use super::filesystem::{FileSystem, Limit, drop_caches, emptied};
 use super::load::{Load, Sample, due, quantile, rate};
 use super::probe::{self, Probe};
 use super::{Bar, cpu_time, judged, median, settle, unix_seconds};
@@ -35,8 +35,9 @@ pub(crate) struct Options {
     /// MiB to produce per second, with acks=all. With acks=1 it is 1.8 times as much.
     #[arg(long, default_value_t = 8)]
     rate: u32,
-    /// Seconds of each of the two parts of a run: alone, and beside late consumers.
-    #[arg(long, default_value_t = 40)]
+    /// Seconds of each of the two parts of a run: alone, and beside late consumers. More than the
+    /// minute between two uploads.
+    #[arg(long, default_value_t = 65)]
     seconds: u32,
     /// MiB of old data.
     #[arg(long, default_value_t = 5 * 1024)]
@@ -86,6 +87,9 @@ const ACKS: [&str; 2] = ["all", "1"];
 // The targets.
 const MOST_NORMAL: f64 = 1.05;
 const MOST_LATE: f64 = 1.2;
+const LATE_ENOUGH: Bar = Bar::AtLeast(0.9);
+/// More than this, and what is left is too little to judge by.
+const MOST_STALLED: f64 = 0.25;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum System {
@@ -117,7 +121,7 @@ impl System {
         self != Self::Local
     }
 
-    /// The settings of a topic; those of the one that is produced to are `flushed`.
+    /// The settings of a topic. With `flushed` Kafka flushes each batch before it acknowledges it.
     fn settings(self, flushed: bool) -> Vec<&'static str> {
         let mut settings = Vec::new();
         if self.is_kafka() && flushed {
@@ -155,6 +159,14 @@ impl Peers {
         }
     }
 
+    /// The number of uploads of this server.
+    fn uploads(&self) -> Result<f64, Error> {
+        match self {
+            Self::Server(server) => server.metric("alluvium_uploads_total"),
+            Self::Cluster(_) => Ok(0.0),
+        }
+    }
+
     /// User and system time of all processes.
     fn cpu(&self) -> Result<Duration, Error> {
         match self {
@@ -170,6 +182,10 @@ impl Peers {
 struct Run {
     system: System,
     acks: &'static str,
+    /// MiB per second that late consumers are to read.
+    late: f64,
+    /// Uploads in the time alone.
+    uploads: f64,
     produced: Vec<Sample>,
     consumed: Vec<Sample>,
     probed: Vec<Sample>,
@@ -189,12 +205,12 @@ impl Run {
         self.beside.map_or(f64::NAN, figure)
     }
 
-    /// The p99 without the seconds in which the disk alone stalled.
+    /// The p99 without the seconds in which a write of the probe stalled.
     fn undisturbed(&self, time: (f64, f64)) -> f64 {
         quantile(&probe::undisturbed(&self.produced, &self.probed, time).0, 0.99)
     }
 
-    /// The part of the seconds in which the disk alone stalled.
+    /// The part of the seconds in which a write of the probe stalled.
     fn stalled(&self, time: (f64, f64)) -> f64 {
         probe::undisturbed(&self.produced, &self.probed, time).1
     }
@@ -221,15 +237,6 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
         report.suite("tiered: rebuild", || Ok(rebuild::judge(&rebuilt)));
     }
     Ok(report)
-}
-
-/// An empty directory, without what an interrupted run left.
-fn emptied(directory: &Path) -> Result<(), Error> {
-    if directory.exists() {
-        release(directory)?;
-        fs::remove_dir_all(directory)?;
-    }
-    Ok(fs::create_dir_all(directory)?)
 }
 
 fn load(
@@ -273,11 +280,10 @@ fn measure(
         load.run("produce", "filler", &["--total", &format!("{FILLER_MEBIBYTES}MiB")])?;
         match &running.peers {
             Peers::Server(server) => settle(server)?,
-            Peers::Cluster(_) => {
-                rustix::fs::sync();
-                // Segments are copied by a task that runs each second.
-                thread::sleep(Duration::from_secs(20));
-            }
+            Peers::Cluster(_) => rustix::fs::sync(),
+        }
+        if system == System::TieredKafka {
+            rebuild::until_remote(&load.address)?;
         }
     }
     ACKS.iter().map(|acks| produce(options, system, acks, &running, &load)).collect()
@@ -295,11 +301,11 @@ fn produce(
     load.create(&topic, PARTITIONS, &system.settings(acks == "all"))?;
     let seconds = f64::from(options.seconds);
     let parts = if system.has_old() { 2.0 } else { 1.0 };
-    let mebibytes = match acks {
+    let mebibytes_per_second = match acks {
         "all" => f64::from(options.rate),
         _ => f64::from(options.rate) * RATE_OF_ONE,
     };
-    let kibibytes = (mebibytes * 1024.0) as u64;
+    let kibibytes = (mebibytes_per_second * 1024.0) as u64;
     let offered = format!("{kibibytes}KiB");
     let time = format!("{}s", (WARM_UP_SECONDS + seconds * parts) as u64);
     drop_caches()?;
@@ -308,9 +314,10 @@ fn produce(
     let producer = load.start("produce", &topic, &words)?;
     let started = unix_seconds();
     thread::sleep(Duration::from_secs_f64(WARM_UP_SECONDS));
-    let (before, from) = (running.peers.cpu()?, unix_seconds());
+    let (before, from, uploads) = (running.peers.cpu()?, unix_seconds(), running.peers.uploads()?);
     thread::sleep(Duration::from_secs_f64(seconds));
     let (after, to) = (running.peers.cpu()?, unix_seconds());
+    let uploads = running.peers.uploads()? - uploads;
     let mut consumed = Vec::new();
     let mut beside = None;
     if system.has_old() {
@@ -320,15 +327,18 @@ fn produce(
         beside = Some((to + WARM_UP_SECONDS, started + WARM_UP_SECONDS + seconds * parts));
     }
     let produced = producer.finish()?;
+    let mebibytes = rate(&produced, from, to) * (to - from);
     Ok(Run {
         system,
         acks,
+        late: mebibytes_per_second * f64::from(options.late),
+        uploads,
         produced,
         consumed,
         probed: probe.finish()?,
         alone: (from, to),
         beside,
-        cpu_ms: (after - before).as_secs_f64() * 1e3 / (mebibytes * (to - from)),
+        cpu_ms: (after - before).as_secs_f64() * 1e3 / mebibytes,
     })
 }
 
@@ -345,7 +355,8 @@ fn start(
     let old = if system.has_old() { options.old + FILLER_MEBIBYTES } else { 0 };
     let all = u64::from(old) + produced;
     if system.is_kafka() {
-        return cluster(options, system, jars, directory, all);
+        let (cluster, volumes) = cluster(options, system, jars, directory, all)?;
+        return Ok(Running { peers: Peers::Cluster(cluster), _volumes: volumes });
     }
     // Without uploads, all that is produced stays in the log and in memory: an upload is at most a
     // quarter of the log, and half of the log cache.
@@ -409,7 +420,7 @@ fn cluster(
     jars: &Path,
     directory: &Path,
     mebibytes: u64,
-) -> Result<Running, Error> {
+) -> Result<(Cluster, Vec<FileSystem>), Error> {
     let mut volumes = Vec::new();
     let remote = directory.join("remote");
     if system == System::TieredKafka {
@@ -423,8 +434,7 @@ fn cluster(
         members.push(Member { directory, further, listener: None });
         volumes.push(own);
     }
-    let peers = Peers::Cluster(Cluster::start(jars, &members)?);
-    Ok(Running { peers, _volumes: volumes })
+    Ok((Cluster::start(jars, &members)?, volumes))
 }
 
 /// Settings of a broker: three replicas, of which two must be in sync; and the tiered storage of
@@ -480,7 +490,7 @@ fn line(run: &Run) -> String {
 /// A named figure of a run.
 type Figure = (&'static str, fn(&Run) -> f64);
 
-const FIGURES: [Figure; 10] = [
+const FIGURES: [Figure; 11] = [
     ("p95, ms", |run| run.p(0.95, run.alone)),
     ("p99, ms", |run| run.p(0.99, run.alone)),
     ("  without stalls of the disk", normal),
@@ -490,6 +500,7 @@ const FIGURES: [Figure; 10] = [
     ("  in relation to that before", late_ratio),
     ("late consumers, MiB/s", |run| run.beside(|(from, to)| rate(&run.consumed, from, to))),
     ("seconds with stalls, before, %", |run| 100.0 * run.stalled(run.alone)),
+    ("  beside late consumers, %", |run| run.beside(|time| 100.0 * run.stalled(time))),
     ("CPU per MiB, ms", |run| run.cpu_ms),
 ];
 
@@ -499,6 +510,10 @@ fn normal(run: &Run) -> f64 {
 
 fn late_ratio(run: &Run) -> f64 {
     run.beside(|time| run.undisturbed(time)) / normal(run)
+}
+
+fn late_rate(run: &Run) -> f64 {
+    run.beside(|(from, to)| rate(&run.consumed, from, to)) / run.late
 }
 
 fn of(runs: &[Run], system: System, acks: &str, figure: fn(&Run) -> f64) -> f64 {
@@ -528,18 +543,33 @@ fn judge(runs: &[Run]) -> Vec<Case> {
     let mut cases = Vec::new();
     for acks in ACKS {
         let normal = |system| of(runs, system, acks, normal);
-        cases.push(judged(
-            &format!("acks={acks}: p99 with uploads over p99 without, stalls of the disk apart"),
+        let tiered = |figure| of(runs, System::Tiered, acks, figure);
+        let mut judge = |name: &str, value, bar| {
+            cases.push(judged(&format!("acks={acks}: {name}"), value, bar));
+        };
+        judge(
+            "p99 with uploads over p99 without, stalls of the disk apart",
             normal(System::Tiered) / normal(System::Local),
             Bar::AtMost(MOST_NORMAL),
-        ));
-        cases.push(judged(
-            &format!(
-                "acks={acks}: p99 beside late consumers over p99 alone, stalls of the disk apart"
-            ),
-            of(runs, System::Tiered, acks, late_ratio),
+        );
+        judge("uploads while producing", tiered(|run| run.uploads), Bar::AtLeast(1.0));
+        judge(
+            "the same without uploads",
+            of(runs, System::Local, acks, |run| run.uploads),
+            Bar::AtMost(0.0),
+        );
+        judge(
+            "p99 beside late consumers over p99 alone, stalls of the disk apart",
+            tiered(late_ratio),
             Bar::AtMost(MOST_LATE),
-        ));
+        );
+        judge("rate of late consumers over the intended one", tiered(late_rate), LATE_ENOUGH);
+        // Interference of the server itself would be left out, too.
+        judge(
+            "part of the seconds that are left out, beside late consumers",
+            tiered(|run| run.beside(|time| run.stalled(time))),
+            Bar::AtMost(MOST_STALLED),
+        );
     }
     cases
 }

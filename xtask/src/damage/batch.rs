@@ -1,8 +1,6 @@
 //! Record batches as they are on the wire: encoding, and decoding with their checksums.
 
 use bytes::{Buf, Bytes, BytesMut};
-use kafka_protocol::messages::TopicName;
-use kafka_protocol::protocol::StrBytes;
 use kafka_protocol::records::{
     Compression, Record as WireRecord, RecordBatchDecoder, RecordBatchEncoder, RecordEncodeOptions,
     TimestampType,
@@ -19,11 +17,6 @@ const AT_ATTRIBUTES: usize = 21;
 const AT_LAST_DELTA: usize = 23;
 const AT_PRODUCER_ID: usize = 43;
 const AT_COUNT: usize = 57;
-
-/// Converts a topic's name for requests.
-pub(super) fn topic_name(name: &str) -> TopicName {
-    TopicName(StrBytes::from_string(name.to_owned()))
-}
 
 /// The producer of a batch; all fields are -1 for a producer without an ID.
 #[derive(Clone, Copy)]

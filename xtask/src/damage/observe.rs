@@ -224,7 +224,7 @@ impl<'a> Reader<'a> {
 
     fn list(&mut self, partition: &Partition, time: i64) -> Result<ListedOffset, Error> {
         let indexes = [partition.index].into_iter();
-        let answer = reads::list_offsets(&mut self.client, &partition.topic, indexes, time)?;
+        let answer = self.client.list_offsets(&partition.topic, indexes, time)?;
         let result = answer.first().ok_or("an answer to ListOffsets without a partition")?;
         Ok(match result.error_code {
             0 => Ok((result.offset, result.timestamp)),

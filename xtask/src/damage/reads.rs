@@ -4,18 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::fetch_response::PartitionData;
-use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
-use kafka_protocol::messages::list_offsets_response::ListOffsetsPartitionResponse;
 use kafka_protocol::messages::{
-    BrokerId, FetchRequest, FetchResponse, GroupId, ListOffsetsRequest, MetadataRequest,
-    OffsetFetchRequest,
+    BrokerId, FetchRequest, FetchResponse, GroupId, MetadataRequest, OffsetFetchRequest,
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::batch::{Batch, BatchKind, topic_name};
+use super::batch::{Batch, BatchKind};
 use super::model::Partition;
 use crate::Error;
-use crate::client::Client;
+use crate::client::{Client, topic_name};
 
 const FETCH_BYTES: i32 = 1 << 20;
 /// The error that ends a consumer's read. On all others it retries, or continues at another offset.
@@ -65,27 +62,6 @@ pub(super) fn fetch(
         .with_session_epoch(-1)
         .with_topics(vec![topic]);
     client.call(11, &request)
-}
-
-/// Asks for the offsets of partitions of a topic, by a time or one of Kafka's special values.
-pub(super) fn list_offsets(
-    client: &mut Client,
-    topic: &str,
-    indexes: impl Iterator<Item = i32>,
-    time: i64,
-) -> Result<Vec<ListOffsetsPartitionResponse>, Error> {
-    let wanted = indexes.map(|index| {
-        ListOffsetsPartition::default()
-            .with_partition_index(index)
-            .with_current_leader_epoch(-1)
-            .with_timestamp(time)
-    });
-    let topic =
-        ListOffsetsTopic::default().with_name(topic_name(topic)).with_partitions(wanted.collect());
-    let request =
-        ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![topic]);
-    let answer = client.call(5, &request)?;
-    Ok(answer.topics.into_iter().flat_map(|topic| topic.partitions).collect())
 }
 
 /// Returns the committed offsets of a group, or an error code.

@@ -23,12 +23,12 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::{Request, StrBytes};
 
-use super::batch::{Producer, encode_batch, topic_name};
+use super::batch::{Producer, encode_batch};
 use super::model::{
     Commit, Idempotent, Log, Model, Outcome, Partition, Record, Session, Transaction,
 };
 use crate::Error;
-use crate::client::Client;
+use crate::client::{Client, topic_name};
 
 const SERVER_TIMEOUT_MS: i32 = 30_000;
 const LOADING: i16 = 14;

@@ -37,8 +37,8 @@ pub(crate) struct ConsumeArgs {
     /// Read what is produced from now on, with --duration. Default: from the start of the topic.
     #[arg(long, requires = "duration")]
     follow: bool,
-    /// Read at most this number of bytes per second over all partitions: after each response, a
-    /// connection pauses for as long as its bytes may take. Default: no limit.
+    /// Read this number of bytes per second over all partitions, on average since the start: after
+    /// each response, a connection pauses until its bytes are due. Default: no limit.
     #[arg(long, value_name = "SIZE")]
     rate: Option<Size>,
     /// Maximum bytes per partition in a response (a larger batch is sent alone). Kafka's default is
@@ -77,12 +77,12 @@ pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
     if args.rate.is_some_and(|rate| rate.bytes == 0) {
         return Err(Failure::Usage("--rate is 0: nothing would be read".into()));
     }
-    let of_share = args.rate.map(|rate| rate.bytes as f64 / shares.len() as f64);
+    let rate_of_share = args.rate.map(|rate| rate.bytes as f64 / shares.len() as f64);
     let tally = Tally::new(&args.common)?;
     let until = args.duration.and_then(|span| tally.started.checked_add(span.0));
     tally.drive(&shares, |_, share| {
         let readers = share.partitions.iter().map(reader).collect::<Result<Vec<_>, Failure>>()?;
-        consume(args, fetch_bytes, share, &topic, readers, (until, of_share), &tally)
+        consume(args, fetch_bytes, share, &topic, readers, (until, rate_of_share), &tally)
     })?;
     tally.report(&args.common)
 }
@@ -101,7 +101,7 @@ fn consume(
     let name = topic_name(&args.common.topic);
     // These partitions are empty and stay so in the range to read.
     readers.retain(|reader| reader.end.is_none_or(|end| reader.start < end));
-    let (begun, mut paid) = (Instant::now(), Duration::ZERO);
+    let (begun, mut read_for) = (Instant::now(), Duration::ZERO);
     while !readers.is_empty() && !tally.is_over() {
         let due = Instant::now();
         if until.is_some_and(|until| due >= until) {
@@ -137,9 +137,10 @@ fn consume(
         readers.retain(|reader| reader.end.is_none_or(|end| reader.next < end));
         tally.add(Sample { due, latency, bytes });
         tally.skip(skipped);
-        if let Some(of_share) = bytes_per_second {
-            paid += Duration::from_secs_f64(bytes as f64 / of_share);
-            thread::sleep((begun + paid).saturating_duration_since(Instant::now()));
+        if let Some(rate) = bytes_per_second {
+            read_for += Duration::from_secs_f64(bytes as f64 / rate);
+            let next = until.map_or(begun + read_for, |until| until.min(begun + read_for));
+            thread::sleep(next.saturating_duration_since(Instant::now()));
         }
     }
     Ok(())

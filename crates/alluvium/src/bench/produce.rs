@@ -44,8 +44,8 @@ pub(crate) struct ProduceArgs {
     /// max.message.bytes.
     #[arg(long, value_name = "SIZE", default_value_t = Size::kib(64))]
     batch_size: Size,
-    /// When a batch is acknowledged: by all replicas in sync, or by the leader. (The same for a
-    /// server without replicas.)
+    /// When a batch is acknowledged: by all replicas in sync, or by the leader. A server without
+    /// replicas treats both alike.
     #[arg(long, value_name = "all|1", default_value = "all", value_parser = acks)]
     acks: i16,
     /// Maximum requests in flight on a connection.

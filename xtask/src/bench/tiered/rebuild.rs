@@ -1,28 +1,23 @@
 //! A server that has lost its disk, under load: how long until it serves again, and what it moves.
 //!
 //! This server is killed while a producer runs, and loses its data directory; then also its log.
-//! A broker of Kafka is killed and loses its logs; the producer goes on with the other two.
+//! A broker of Kafka loses its logs; a producer runs on the other two until the broker is in sync.
 
 use std::fs;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
-use kafka_protocol::messages::{
-    BrokerId, ListOffsetsRequest, MetadataRequest, MetadataResponse, TopicName,
-};
-use kafka_protocol::protocol::StrBytes;
+use kafka_protocol::messages::{MetadataRequest, MetadataResponse};
 use serde_json::Value;
 
-use super::super::filesystem::Raw;
+use super::super::filesystem::{Raw, emptied};
 use super::super::load::{Load, Sample, due, quantile};
 use super::super::{Bar, judged, settle, unix_seconds};
-use super::{Options, PARTITIONS, Peers, System, cluster, emptied, log_limit, objects_volume};
+use super::{Options, PARTITIONS, System, cluster, log_limit, objects_volume};
 use crate::Error;
-use crate::client::Client;
+use crate::client::{Client, topic_name};
 use crate::exec::describe;
 use crate::report::Case;
 use crate::server::{Config, Ending, Objects, Server, clean};
@@ -32,9 +27,11 @@ const WAL_MEBIBYTES: u64 = 2048;
 const BEFORE_SECONDS: u64 = 20;
 /// Seconds of load after a server serves again.
 const AFTER_SECONDS: u64 = 20;
-/// Seconds of load while a broker of Kafka is rebuilt. What it takes longer is not in p95 and p99.
+/// Seconds of load while a broker of Kafka is rebuilt. The time after that is not in p95 and p99.
 const MEASURED_SECONDS: u64 = 60;
 const SPARE_MEBIBYTES: u64 = 1024;
+/// Records of 1 KiB in the local retention and in two segments.
+const MOST_LOCAL_RECORDS: i64 = (32 + 2 * 16) << 10;
 const REBUILD_LIMIT: Duration = Duration::from_secs(1800);
 const POLL_EVERY: Duration = Duration::from_millis(100);
 
@@ -64,12 +61,12 @@ pub(super) struct Rebuilt {
     seconds: f64,
     /// Until the first response with old records. NaN for a broker of Kafka: the others serve.
     first_old: f64,
-    /// What the process has read and written until then.
+    /// What the processes have read from disks and written to them until they are ready.
     moved_mebibytes: f64,
     p95: f64,
     p99: f64,
-    /// Records that the rebuild states as lost.
-    lost_records: u64,
+    /// Offsets that the rebuild states as lost.
+    lost_offsets: u64,
 }
 
 impl Rebuilt {
@@ -151,29 +148,34 @@ fn server(
     let mut all = Vec::new();
     for lost in [Lost::Data, Lost::All] {
         let rate = format!("{}MiB", options.rate);
-        let producer = load.start_named("before", "produce", "live", &["--rate", &rate])?;
+        let words = ["--rate", &rate, "--duration", "1h"];
+        let mut producer = load.start_named("before", "produce", "live", &words)?;
         thread::sleep(Duration::from_secs(BEFORE_SECONDS));
-        let before = (ends(&load.address, "old")?, ends(&load.address, "live")?);
+        let before = all_ends(&load.address)?;
+        if producer.has_ended()? {
+            return Err("the producer ended before the server was killed".into());
+        }
         server.end(Ending::Sigkill)?;
         drop(producer);
         fs::remove_dir_all(&data)?;
         let started = unix_seconds();
-        let mut lost_records = 0;
+        let (mut lost_offsets, mut moved) = (0, 0.0);
         if lost == Lost::All {
             server.use_wal(new_log.path());
-            lost_records = rebuild(binary, &store, &data, new_log.path())?;
+            (lost_offsets, moved) = rebuild(binary, &store, &data, new_log.path())?;
         }
         server.start_again()?;
+        moved += moved_mebibytes(server.pid())?;
+        let after = all_ends(&load.address)?;
         let old = load.start("consume", "old", &["--duration", "2s"])?;
         let time = format!("{AFTER_SECONDS}s");
         let words = ["--rate", &rate, "--duration", &time];
         let live = load.start("produce", "live", &words)?;
-        let moved = moved_mebibytes(server.pid())?;
         let (old, live) = (old.finish()?, live.finish()?);
-        let after = (ends(&load.address, "old")?, ends(&load.address, "live")?);
-        // With the log nothing that was readable is gone; without it no offset is handed out twice.
-        let is_kept = lost == Lost::All || after.0 == before.0;
-        if !is_kept || after.0 < before.0 || after.1 < before.1 {
+        // With the log everything that was readable is there. Without it partitions continue after
+        // all offsets that may have been handed out.
+        let is_kept = after.iter().zip(&before).all(|(after, before)| after >= before);
+        if !is_kept || after.len() != before.len() {
             return Err(format!("ends of partitions: {before:?} before, {after:?} after").into());
         }
         all.push(Rebuilt {
@@ -185,30 +187,50 @@ fn server(
             moved_mebibytes: moved,
             p95: quantile(&live, 0.95),
             p99: quantile(&live, 0.99),
-            lost_records,
+            lost_offsets,
         });
     }
     Ok(all)
 }
 
-/// When the first response came.
+/// Returns the ends of all partitions of both topics.
+fn all_ends(address: &str) -> Result<Vec<i64>, Error> {
+    let mut client = Client::connect(address.parse()?)?;
+    Ok([ends(&mut client, "old")?, ends(&mut client, "live")?].concat())
+}
+
+/// Returns the time of the first response.
 fn first(samples: &[Sample]) -> f64 {
     samples.iter().map(Sample::done).fold(f64::INFINITY, f64::min)
 }
 
-/// Rebuilds a store whose log is lost. Returns how many records are stated as lost.
-fn rebuild(binary: &Path, store: &str, data: &Path, wal: &Path) -> Result<u64, Error> {
+/// Rebuilds a store whose log is lost. Returns the number of offsets that are stated as lost, and
+/// the MiB that were read from disks and written to them.
+fn rebuild(binary: &Path, store: &str, data: &Path, wal: &Path) -> Result<(u64, f64), Error> {
+    /// The exit code if something is lost.
+    const LOST: i32 = 3;
+    // The kernel adds the I/O of an ended child to its parent's.
+    let before = moved_mebibytes(std::process::id())?;
     let mut rebuild = clean(binary);
     rebuild.args(["rebuild", "--json", "--accept-loss", "--object-store", store]);
     rebuild.arg("--data-dir").arg(data).arg("--wal").arg(wal);
     let output = rebuild.output().map_err(|error| format!("{}: {error}", describe(&rebuild)))?;
-    let report: Value = serde_json::from_slice(&output.stdout).map_err(|error| {
+    let failed = |reason: String| {
         let errors = String::from_utf8_lossy(&output.stderr);
-        format!("`{}`: {error}: {errors}", describe(&rebuild))
-    })?;
+        format!("`{}`: {reason}: {errors}", describe(&rebuild))
+    };
+    if !matches!(output.status.code(), Some(0 | LOST)) {
+        return Err(failed(output.status.to_string()).into());
+    }
+    let report: Value =
+        serde_json::from_slice(&output.stdout).map_err(|error| failed(error.to_string()))?;
     let lost = report["lost"].as_array().ok_or("the report of the rebuild has no `lost`")?;
-    let offset = |lost: &Value, name| lost[name].as_u64().unwrap_or_default();
-    Ok(lost.iter().map(|lost| offset(lost, "known_end") - offset(lost, "from")).sum())
+    let mut offsets = 0;
+    for lost in lost {
+        let offset = |name| lost[name].as_u64().ok_or_else(|| failed(format!("no `{name}`")));
+        offsets += offset("known_end")? - offset("from")?;
+    }
+    Ok((offsets, moved_mebibytes(std::process::id())? - before))
 }
 
 fn broker(
@@ -220,8 +242,7 @@ fn broker(
     directory: &Path,
 ) -> Result<Vec<Rebuilt>, Error> {
     let old = u64::from(gibibytes) << 10;
-    let mut running = cluster(options, system, jars, directory, old + SPARE_MEBIBYTES)?;
-    let Peers::Cluster(cluster) = &mut running.peers else { return Err("no cluster".into()) };
+    let (mut cluster, _volumes) = cluster(options, system, jars, directory, old + SPARE_MEBIBYTES)?;
     let load = Load {
         program: binary.to_path_buf(),
         address: cluster.address(),
@@ -232,14 +253,15 @@ fn broker(
     load.run("produce", "old", &["--total", &format!("{old}MiB")])?;
     rustix::fs::sync();
     until_in_sync(&load.address)?;
-    // Segments are copied by a task that runs each second.
-    thread::sleep(Duration::from_secs(20));
+    if system == System::TieredKafka {
+        until_remote(&load.address)?;
+    }
     // The last one: the first is the controller, too.
     let lost = cluster.brokers.last_mut().ok_or("no broker")?;
     lost.lose_logs()?;
     // The others lead all partitions from then on, before the producer starts.
     until(&load.address, "all partitions have a leader", |topics| {
-        partitions(topics).all(|partition| partition.leader_id.0 != BROKER_LOST)
+        partitions(topics).all(|it| it.leader_id.0 >= 0 && it.leader_id.0 != BROKER_LOST)
     })?;
     let (rate, time) = (format!("{}MiB", options.rate), format!("{MEASURED_SECONDS}s"));
     let words = ["--rate", &rate, "--duration", &time];
@@ -258,7 +280,7 @@ fn broker(
         moved_mebibytes: moved,
         p95: quantile(&produced, 0.95),
         p99: quantile(&produced, 0.99),
-        lost_records: 0,
+        lost_offsets: 0,
     }])
 }
 
@@ -286,40 +308,53 @@ fn until(
 ) -> Result<(), Error> {
     let topic = |name| MetadataRequestTopic::default().with_name(Some(topic_name(name)));
     let request = MetadataRequest::default().with_topics(Some(vec![topic("old"), topic("live")]));
-    let mut client = Client::connect(address.parse::<SocketAddr>()?)?;
+    let mut client = Client::connect(address.parse()?)?;
     let deadline = Instant::now() + REBUILD_LIMIT;
-    while !holds(&client.call(9, &request)?) {
+    loop {
+        let response = client.call(9, &request)?;
+        let is_complete = partitions(&response).count() == 2 * PARTITIONS as usize;
+        if is_complete && holds(&response) {
+            return Ok(());
+        }
         if Instant::now() >= deadline {
             return Err(format!("not within {} s: {what}", REBUILD_LIMIT.as_secs()).into());
         }
         thread::sleep(POLL_EVERY);
     }
-    Ok(())
 }
 
-fn topic_name(name: &str) -> TopicName {
-    TopicName(StrBytes::from_string(name.to_owned()))
-}
-
-/// The number of records in a topic that starts at offset 0.
-fn ends(address: &str, topic: &str) -> Result<i64, Error> {
+/// Returns the ends of the partitions of a topic.
+fn ends(client: &mut Client, topic: &str) -> Result<Vec<i64>, Error> {
     const LATEST: i64 = -1;
-    let partition =
-        |index| ListOffsetsPartition::default().with_partition_index(index).with_timestamp(LATEST);
-    let topic = ListOffsetsTopic::default()
-        .with_name(topic_name(topic))
-        .with_partitions((0..PARTITIONS as i32).map(partition).collect());
-    let request =
-        ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![topic]);
-    let response = Client::connect(address.parse::<SocketAddr>()?)?.call(5, &request)?;
-    let mut records = 0;
-    for partition in response.topics.iter().flat_map(|topic| &topic.partitions) {
-        if partition.error_code != 0 {
-            return Err(format!("ListOffsets: error code {}", partition.error_code).into());
+    offsets(client, topic, LATEST)
+}
+
+/// Waits until all but the newest records of the old data are only in Kafka's remote storage.
+pub(super) fn until_remote(address: &str) -> Result<(), Error> {
+    const EARLIEST_LOCAL: i64 = -4;
+    let mut client = Client::connect(address.parse()?)?;
+    let deadline = Instant::now() + REBUILD_LIMIT;
+    loop {
+        let ends = ends(&mut client, "old")?;
+        let local = offsets(&mut client, "old", EARLIEST_LOCAL)?;
+        let mut kept = ends.iter().zip(&local).map(|(end, local)| end - local);
+        if kept.all(|records| records <= MOST_LOCAL_RECORDS) {
+            return Ok(());
         }
-        records += partition.offset;
+        if Instant::now() >= deadline {
+            return Err(format!("not copied to remote storage: {local:?} of {ends:?}").into());
+        }
+        thread::sleep(POLL_EVERY);
     }
-    Ok(records)
+}
+
+fn offsets(client: &mut Client, topic: &str, time: i64) -> Result<Vec<i64>, Error> {
+    let found = client.list_offsets(topic, 0..PARTITIONS as i32, time)?;
+    let offsets = found.into_iter().map(|partition| match partition.error_code {
+        0 => Ok(partition.offset),
+        code => Err(format!("ListOffsets of {topic}: error code {code}").into()),
+    });
+    offsets.collect()
 }
 
 /// What a process has read from disks and written to them.
@@ -336,14 +371,14 @@ fn moved_mebibytes(pid: u32) -> Result<f64, Error> {
 fn line(rebuilt: &Rebuilt) -> String {
     format!(
         "  {}: {:.2} s, old records after {:.2} s, {:.0} MiB moved; \
-         produce p95 {:.2}, p99 {:.2} ms; stated as lost: {} records",
+         produce p95 {:.2}, p99 {:.2} ms; stated as lost: {} offsets",
         rebuilt.name(),
         rebuilt.seconds,
         rebuilt.first_old,
         rebuilt.moved_mebibytes,
         rebuilt.p95,
         rebuilt.p99,
-        rebuilt.lost_records
+        rebuilt.lost_offsets
     )
 }
 

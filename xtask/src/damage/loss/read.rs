@@ -97,7 +97,7 @@ impl Reader<'_> {
     /// Returns the first offset of each partition that exists.
     fn starts(&mut self) -> Result<BTreeMap<i32, i64>, Error> {
         let mut starts = BTreeMap::new();
-        for result in reads::list_offsets(self.client, self.topic, 0..self.count, EARLIEST)? {
+        for result in self.client.list_offsets(self.topic, 0..self.count, EARLIEST)? {
             if result.error_code == UNKNOWN_PARTITION {
                 continue;
             }
