@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Compat;
-use super::peer::SCRAM_USER;
+use super::peer::{SCRAM_USER, Setup};
 use crate::report::{Case, GoTests};
 use crate::setup::{self, Missing};
 
@@ -16,9 +16,14 @@ const LIMIT: Duration = Duration::from_secs(11 * 60);
 const RECORDS: u32 = 20_000;
 const RECORDS_SHORT: u32 = 2_000;
 
+/// A setting of the authors' servers. The test of share groups releases records in several ways,
+/// and waits forever for one that reaches Kafka's default of 5.
+const DELIVERY_LIMIT: (&str, &str) = ("group.share.delivery.count.limit", "10");
+
 pub(super) fn run(compat: &Compat<'_>) -> Result<Vec<Case>, Missing> {
     let tests = setup::kgo_tests(compat.root)?;
-    compat.with_peer("franz-go", 1, |peer, _| {
+    let setup = Setup { settings: &[DELIVERY_LIMIT], ..Setup::with_partitions(1) };
+    compat.with_peer_as("franz-go", &setup, |peer, _| {
         let mut command = peer.client(&tests.program);
         command.current_dir(&tests.package).args([GoTests::VERBOSE, "-test.timeout", "10m"]);
         command.env("KGO_SEEDS", peer.address()).env("KGO_TEST_RF", "1");

@@ -12,16 +12,14 @@ const LIMIT: Duration = Duration::from_secs(11 * 60);
 
 /// The settings of the authors' servers.
 const SETUP: Setup<'_> = Setup {
-    partitions: 1,
-    node: 1,
     alluvium: &["--max-message-size", "4MiB"],
     kafka: "message.max.bytes=200000000\n",
-    proxy: None,
     users: &[
         ("adminplain", "admin-secret"),
         ("adminscram256", "admin-secret-256"),
         ("adminscram512", "admin-secret-512"),
     ],
+    ..Setup::with_partitions(1)
 };
 
 /// The tests derive from it what a server must support, and the names of its users.

@@ -17,8 +17,7 @@ use crate::setup::{self, Missing};
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// The tests expect topics with more than one partition by default, as on the authors' servers.
-const SERVER: Setup<'_> =
-    Setup { partitions: 4, node: 1, alluvium: &[], kafka: "", proxy: None, users: &[SCRAM_USER] };
+const SERVER: Setup<'_> = Setup::with_partitions(4);
 
 /// The scenario that the authors call `noautocreate`.
 const WITHOUT_AUTO_CREATE: Setup<'_> = Setup {

@@ -15,10 +15,6 @@ const WAL_MEBIBYTES: u64 = 256;
 /// Small, so that most cold reads are served from objects.
 const LOG_CACHE_MEBIBYTES: u64 = 16;
 
-/// A setting of franz-go's own pipeline. Its test of share groups releases records in several ways,
-/// and waits forever for one that reaches Kafka's default of 5.
-const DELIVERY_LIMIT: (&str, &str) = ("group.share.delivery.count.limit", "10");
-
 /// The settings that Apache Kafka needs to run all its features on one node.
 const KAFKA_PROPERTIES: &str = "\
     share.coordinator.state.topic.replication.factor=1\n\
@@ -37,6 +33,8 @@ pub(super) struct Setup<'a> {
     /// Number of partitions of a topic that is created without one.
     pub(super) partitions: u32,
     pub(super) node: u32,
+    /// Settings of the broker.
+    pub(super) settings: &'a [(&'a str, &'a str)],
     /// Further options of Alluvium.
     pub(super) alluvium: &'a [&'a str],
     /// Further settings of Apache Kafka, as lines of its `server.properties`.
@@ -49,8 +47,16 @@ pub(super) struct Setup<'a> {
 
 impl Setup<'_> {
     /// The setup of most suites, with this many partitions per topic.
-    pub(super) fn with_partitions(partitions: u32) -> Self {
-        Self { partitions, node: 1, alluvium: &[], kafka: "", proxy: None, users: &[SCRAM_USER] }
+    pub(super) const fn with_partitions(partitions: u32) -> Self {
+        Self {
+            partitions,
+            node: 1,
+            settings: &[],
+            alluvium: &[],
+            kafka: "",
+            proxy: None,
+            users: &[SCRAM_USER],
+        }
     }
 }
 
@@ -107,8 +113,9 @@ impl Peer {
         for (user, password) in setup.users {
             server.add_user(user, password)?;
         }
-        let (name, value) = DELIVERY_LIMIT;
-        server.set(name, value)?;
+        for (name, value) in setup.settings {
+            server.set(name, value)?;
+        }
         let sasl = (!setup.users.is_empty()).then_some(sasl);
         let process = Process::Alluvium(server);
         Ok(Self { process, directory: directory.to_path_buf(), sasl, behind_proxy })
@@ -121,11 +128,10 @@ impl Peer {
         }
         let Setup { partitions, node, users, .. } = *setup;
         let (sasl, behind_proxy) = (free_address()?, free_address()?);
-        let (name, value) = DELIVERY_LIMIT;
-        let mut further = format!(
-            "{KAFKA_PROPERTIES}{name}={value}\nnum.partitions={partitions}\n{}",
-            setup.kafka
-        );
+        let mut further = format!("{KAFKA_PROPERTIES}num.partitions={partitions}\n{}", setup.kafka);
+        for (name, value) in setup.settings {
+            further.push_str(&format!("{name}={value}\n"));
+        }
         let mut listeners = Vec::new();
         if let Some(proxy) = setup.proxy {
             listeners.push(("PROXIED", "PLAINTEXT", behind_proxy, proxy));

@@ -14,13 +14,12 @@ const SSL: &str = "test/integration/test_ssl_integration.py";
 
 /// The server that kafka-python's tests expect. Its node ID is 0: a test assigns partitions to it.
 const KAFKA_PYTHON: Setup<'_> = Setup {
-    partitions: 4,
     node: 0,
     alluvium: &["--group-min-session-timeout", "1s"],
     kafka: "group.min.session.timeout.ms=1000\n",
-    proxy: None,
     // The user of the tests.
     users: &[("alice", "alice-secret")],
+    ..Setup::with_partitions(4)
 };
 
 /// The Apache Kafka version that the tests assume.
