@@ -250,6 +250,11 @@ fn broker(
     };
     load.create("old", PARTITIONS, &system.settings(false))?;
     load.create("live", PARTITIONS, &system.settings(true))?;
+    // The client does not retry while a broker has not learned that it leads a partition.
+    for broker in &cluster.brokers {
+        until_in_sync(&broker.address())?;
+    }
+    thread::sleep(Duration::from_secs(5));
     load.run("produce", "old", &["--total", &format!("{old}MiB")])?;
     rustix::fs::sync();
     until_in_sync(&load.address)?;
