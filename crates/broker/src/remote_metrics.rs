@@ -7,7 +7,7 @@ use std::sync::Weak;
 use alluvium_stream::Moved;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::MetricType::{self, Counter, Gauge};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
@@ -20,30 +20,36 @@ const PREFIX: &str = "kafka_server_brokertopicmetrics";
 
 type Value = fn(&Moved) -> u64;
 
-/// Name, meaning and value.
-const COUNTERS: [(&str, &str, Value); 6] = [
-    ("remotecopybytes", "Bytes of record batches that uploads have written", |it| it.copied_bytes),
-    ("remotecopyrequests", "Parts of partitions that uploads have written to objects", |it| {
-        it.copies
+/// Type, name, meaning and value.
+const METRICS: [(MetricType, &str, &str, Value); 9] = [
+    (Counter, "remotecopybytes", "Bytes of record batches that uploads have written", |it| {
+        it.copied_bytes
     }),
-    ("remotefetchbytes", "Bytes of record batches of objects that reads have returned", |it| {
-        it.read_bytes
-    }),
-    ("remotefetchrequests", "Reads of objects that returned records", |it| it.reads),
-    ("remotefetcherrors", "Reads of objects that failed", |it| it.failed_reads),
     (
+        Counter,
+        "remotecopyrequests",
+        "Parts of partitions that uploads have written to objects",
+        |it| it.copies,
+    ),
+    (
+        Counter,
+        "remotefetchbytes",
+        "Bytes of record batches of objects that reads have returned",
+        |it| it.read_bytes,
+    ),
+    (Counter, "remotefetchrequests", "Reads of objects that returned records", |it| it.reads),
+    (Counter, "remotefetcherrors", "Reads of objects that failed", |it| it.failed_reads),
+    (
+        Counter,
         "remotedeleterequests",
         "Parts of partitions in objects that retention or DeleteRecords has removed",
         |it| it.removed,
     ),
-];
-
-const GAUGES: [(&str, &str, Value); 3] = [
-    ("remotecopylagbytes", "Bytes of record batches that wait for an upload", |it| {
+    (Gauge, "remotecopylagbytes", "Bytes of record batches that wait for an upload", |it| {
         it.waiting_bytes
     }),
-    ("remotelogsizebytes", "Bytes of record batches in objects", |it| it.stored_bytes),
-    ("remotelogmetadatacount", "Parts of partitions in objects", |it| it.stored_ranges),
+    (Gauge, "remotelogsizebytes", "Bytes of record batches in objects", |it| it.stored_bytes),
+    (Gauge, "remotelogmetadatacount", "Parts of partitions in objects", |it| it.stored_ranges),
 ];
 
 /// Collects the metrics of topics with `remote.storage.enable`.
@@ -66,26 +72,23 @@ impl Collector for RemoteMetrics {
         let left_out = topics.len().saturating_sub(MAX_TOPICS);
         topics.truncate(MAX_TOPICS);
         let topics: Vec<_> = topics.iter().map(|topic| (&*topic.name, moved(topic))).collect();
-        for (name, help, value) in COUNTERS {
-            let (name, help) = (format!("{PREFIX}_{name}"), format!("{help}."));
-            let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Counter)?;
-            for (topic, moved) in &topics {
-                let counter = ConstCounter::new(value(moved));
-                counter.encode(family.encode_family(&[("topic", *topic)])?)?;
-            }
-        }
         let gauge = |value: u64| ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX));
-        for (name, help, value) in GAUGES {
+        for (kind, name, help, value) in METRICS {
             let (name, help) = (format!("{PREFIX}_{name}"), format!("{help}."));
-            let mut family = encoder.encode_descriptor(&name, &help, None, MetricType::Gauge)?;
+            let mut family = encoder.encode_descriptor(&name, &help, None, kind)?;
             for (topic, moved) in &topics {
-                gauge(value(moved)).encode(family.encode_family(&[("topic", *topic)])?)?;
+                let labels = [("topic", *topic)];
+                let series = family.encode_family(&labels)?;
+                match kind {
+                    Counter => ConstCounter::new(value(moved)).encode(series)?,
+                    _ => gauge(value(moved)).encode(series)?,
+                }
             }
         }
         let help = "Topics without metrics of tiered storage because there are too many.";
         let name = "alluvium_kafka_topics_without_remote_metrics";
         let left_out = gauge(left_out as u64);
-        left_out.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+        left_out.encode(encoder.encode_descriptor(name, help, None, Gauge)?)
     }
 }
 

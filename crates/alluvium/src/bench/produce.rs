@@ -189,8 +189,7 @@ fn drive(number: usize, share: &Share, plan: &Plan<'_>, tally: &Tally) -> Result
                 break;
             }
             let topic = &plan.args.common.topic;
-            let request =
-                produce::request_with(plan.args.acks, topic, partition, plan.batch.clone());
+            let request = produce::request(plan.args.acks, topic, partition, plan.batch.clone());
             let correlation = sending.send(version, &request).map_err(Failure::new)?;
             if sent.send((correlation, due)).is_err() {
                 break;

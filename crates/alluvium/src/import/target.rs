@@ -371,7 +371,7 @@ impl Appender {
         if self.in_flight.len() >= IN_FLIGHT {
             self.receive()?;
         }
-        let request = produce::request(topic, partition_index(partition), batch);
+        let request = produce::request(produce::ALL, topic, partition_index(partition), batch);
         let sent = self.sending.send(self.version, &request);
         let correlation =
             sent.map_err(|error| format!("topic {topic}, partition {partition}: {error}"))?;

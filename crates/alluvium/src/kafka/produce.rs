@@ -9,16 +9,11 @@ use super::{SERVER_TIMEOUT_MS, refusal, topic_name};
 /// The last version that names topics by name.
 pub(crate) const NEWEST: i16 = 12;
 
-/// Acknowledged by all replicas in sync.
+/// The value of `acks` for an answer once all replicas in sync have the batch.
 pub(crate) const ALL: i16 = -1;
 
-/// Returns a request whose answer means that the batch is durable.
-pub(crate) fn request(topic: &str, partition: i32, batch: Bytes) -> ProduceRequest {
-    request_with(ALL, topic, partition, batch)
-}
-
-/// Returns a request with these `acks`.
-pub(crate) fn request_with(acks: i16, topic: &str, partition: i32, batch: Bytes) -> ProduceRequest {
+/// Returns a request that is answered when the batch is acknowledged as `acks` says.
+pub(crate) fn request(acks: i16, topic: &str, partition: i32, batch: Bytes) -> ProduceRequest {
     let data = PartitionProduceData::default().with_index(partition).with_records(Some(batch));
     let topic =
         TopicProduceData::default().with_name(topic_name(topic)).with_partition_data(vec![data]);

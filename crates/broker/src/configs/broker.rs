@@ -1,14 +1,14 @@
 //! The settings of the broker, by Kafka's names.
 //!
-//! Three kinds can be set at run time: defaults of topics, settings in `LIVE`, which take effect at
-//! once, and settings in `UNUSED`, which are only stored. The others keep the values that the
-//! server was started with.
+//! Four kinds can be set at run time: defaults of topics, defaults of groups, settings in `LIVE`,
+//! which take effect at once, and settings in `UNUSED`, which are only stored. The others keep the
+//! values that the server was started with.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::Allowed::{Any, AtLeast, Between};
-use super::{ConfigType, Overrides, Setting, topic};
+use super::{ConfigType, Overrides, Setting, group, topic};
 use crate::config::BrokerConfig;
 use crate::producer_state;
 
@@ -235,16 +235,9 @@ pub(crate) const MAX_CONNECTIONS: &str = "max.connections";
 pub(crate) const MAX_CONNECTIONS_PER_IP: &str = "max.connections.per.ip";
 pub(crate) const MAX_CONNECTIONS_OVERRIDES: &str = "max.connections.per.ip.overrides";
 
-/// Settings that take effect at once and are not defaults of topics. Kafka fixes those of share
-/// groups at the start of a broker; this server has no file of properties to set them in.
+/// Settings that take effect at once and are not defaults of topics or groups.
 #[rustfmt::skip]
 const LIVE: &[Setting] = &[
-    live("group.share.delivery.count.limit", Int, "5", Between(2, 10),
-        "The greatest number of deliveries of a record, unless the share group sets it."),
-    live("group.share.partition.max.record.locks", Int, "2000", Between(100, 4_000),
-        "The greatest number of in-flight records of a partition, unless the share group sets it."),
-    live("group.share.record.lock.duration.ms", Int, "30000", Between(15_000, 60_000),
-        "How long a member holds a record, in milliseconds, unless the share group sets it."),
     live(CLEANER_BACKOFF, Long, "15000", Between(1, MAX_BACKOFF_MS),
         "The interval of the checks of compacted topics, in milliseconds; 0 is refused."),
     live(MAX_CONNECTIONS, Int, "2147483647", Between(1, 100_000),
@@ -333,7 +326,21 @@ pub(crate) fn settings() -> Vec<BrokerSetting> {
             dynamic: Some(setting),
         })
     });
-    let mut settings: Vec<_> = of_topics.collect();
+    // Kafka fixes these at the start of a broker; this server has no file of properties for them.
+    // The configuration has those in `FIXED`.
+    let of_groups = group::SETTINGS.iter().filter(|setting| setting.effective);
+    let of_groups = of_groups.filter_map(|setting| {
+        let name = setting.broker_name?;
+        let is_fixed = FIXED.iter().any(|fixed| fixed.name == name);
+        (!is_fixed).then_some(BrokerSetting {
+            name,
+            kind: setting.kind,
+            default: Some(setting.default),
+            documentation: setting.documentation,
+            dynamic: Some(setting),
+        })
+    });
+    let mut settings: Vec<_> = of_topics.chain(of_groups).collect();
     settings.extend(UNUSED.iter().chain(LIVE).map(|setting| BrokerSetting {
         name: setting.name,
         kind: setting.kind,
