@@ -272,8 +272,8 @@ async fn next(
 ) -> Result<bool, Failure> {
     let most_bytes = shared.options.compaction_bytes;
     // Also if compaction is configured to make smaller objects than uploads do.
-    let own_bytes = OWN_OBJECT_BYTES.min(most_bytes / 8);
-    let choice = Choice { fan_in: FAN_IN, own_bytes, most_bytes, at_a_time: RANGES_AT_A_TIME };
+    let large_bytes = OWN_OBJECT_BYTES.min(most_bytes / 8);
+    let choice = Choice { fan_in: FAN_IN, large_bytes, most_bytes, at_a_time: RANGES_AT_A_TIME };
     if let Some((run, changed)) = own_run(shared, choice, left_out).await {
         let (stream, generation) = (run.stream.id, run.ranges[0].object.generation);
         let done = compact(shared, vec![run], indexes, generation.saturating_add(1)).await;
@@ -353,7 +353,7 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: C
         let mut together = 0..;
         for ranges in neighbours {
             let mut run = Run { stream: stream.clone(), ranges, destination: Destination::Alone };
-            if run.payload_bytes() < choice.own_bytes {
+            if run.payload_bytes() < choice.large_bytes {
                 run.destination = Destination::Together(together.next().expect("endless"));
             }
             runs.push(run);

@@ -11,11 +11,11 @@ use crate::types::{ObjectId, StreamOffset};
 /// What makes a run of ranges worth merging.
 #[derive(Clone, Copy)]
 pub(crate) struct Choice {
-    /// Number of ranges that are merged, if together they have the payload of an own object, or if
-    /// each has an object of its own.
+    /// Number of ranges that are merged if together they are large, or if each has an object of its
+    /// own.
     pub(crate) fan_in: usize,
-    /// Payload of an own object. Ranges with this much are not merged.
-    pub(crate) own_bytes: u64,
+    /// Payload of a large range, which is not merged.
+    pub(crate) large_bytes: u64,
     /// Largest payload of an object. Fewer ranges are merged if they have half of it together.
     pub(crate) most_bytes: u64,
     /// Number of ranges scanned at a time, plus half as many before them. Runs that do not have
@@ -62,7 +62,7 @@ impl Tail {
         left_out: impl Fn(ObjectId) -> bool,
     ) -> Compactable {
         let is_candidate =
-            |range: &Range| range.payload_bytes < choice.own_bytes && !left_out(range.object.id);
+            |range: &Range| range.payload_bytes < choice.large_bytes && !left_out(range.object.id);
         let joins = |index: usize| {
             let (before, range) = (&self.ranges[index - 1], &self.ranges[index]);
             // The offsets of a hole are in no object.
@@ -96,7 +96,7 @@ impl Tail {
                 // If all have objects of their own, one object fewer is a gain, however small they
                 // are.
                 let own = (index + 1).saturating_sub(choice.fan_in).max(first)..=index;
-                let window = match bytes >= choice.own_bytes {
+                let window = match bytes >= choice.large_bytes {
                     true => first..=index,
                     false if self.ranges.range(own.clone()).all(Range::is_own) => own,
                     false => continue,
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    const FEW: Choice = Choice { fan_in: 3, own_bytes: 10, most_bytes: 40, at_a_time: 10 };
+    const FEW: Choice = Choice { fan_in: 3, large_bytes: 10, most_bytes: 40, at_a_time: 10 };
 
     /// Whether any run satisfies the choice, by a scan of each window.
     fn has_candidate(tail: &Tail, left_out: &HashSet<ObjectId>) -> bool {
@@ -154,14 +154,14 @@ mod tests {
             let bytes: u64 = window.iter().map(|range| range.payload_bytes).sum();
             let fits = |range: &&Range| {
                 range.object.generation == window[0].object.generation
-                    && range.payload_bytes < FEW.own_bytes
+                    && range.payload_bytes < FEW.large_bytes
                     && !left_out.contains(&range.object.id)
             };
             let own = window.len() == FEW.fan_in && window.iter().all(|range| range.is_own());
             window.iter().all(fits)
                 && window.windows(2).all(|pair| pair[0].end == pair[1].start)
                 && (window.len() >= FEW.fan_in || bytes >= FEW.most_bytes / 2)
-                && (bytes >= FEW.own_bytes || own)
+                && (bytes >= FEW.large_bytes || own)
         })
     }
 
