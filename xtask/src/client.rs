@@ -18,6 +18,11 @@ use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, Request, Str
 
 use crate::Error;
 
+/// Kafka's special timestamps of ListOffsets.
+pub(crate) const LATEST: i64 = -1;
+pub(crate) const EARLIEST: i64 = -2;
+/// The first offset that is not only in remote storage (KIP-405).
+pub(crate) const EARLIEST_LOCAL: i64 = -4;
 /// The longest wait for an answer. The server works on loopback and on a few MiB.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 

@@ -110,18 +110,22 @@ impl Kafka {
 
     /// Ends it with SIGKILL, and waits until it accepts connections again.
     pub(crate) fn kill_and_start_again(&mut self) -> Result<(), Error> {
-        self.child.kill()?;
-        self.child.wait()?;
-        self.child = spawn(&self.jars, &self.properties, &self.log)?;
+        self.kill()?;
+        self.spawn_again()?;
         self.wait_until_ready()
     }
 
     /// Ends it with SIGKILL, and replaces its logs by empty ones, as of a new disk.
     pub(crate) fn lose_logs(&mut self) -> Result<(), Error> {
-        self.child.kill()?;
-        self.child.wait()?;
+        self.kill()?;
         fs::remove_dir_all(self.properties.with_file_name("logs"))?;
         quietly(&mut format(&self.jars, &self.properties))
+    }
+
+    fn kill(&mut self) -> Result<(), Error> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
     }
 
     /// Starts the process again, without waiting for it.
@@ -208,23 +212,22 @@ impl Drop for Kafka {
 
 fn spawn(jars: &Path, properties: &Path, log: &Path) -> Result<Child, Error> {
     let output = OpenOptions::new().create(true).append(true).open(log)?;
-    let mut server = java(jars, "kafka.Kafka");
-    // Kafka's tests log to a directory in the current one.
-    server.current_dir(properties.parent().unwrap_or(Path::new("/")));
+    let mut server = java(jars, properties, "kafka.Kafka");
     server.arg(properties).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     server.spawn().map_err(|error| format!("java: {error}").into())
 }
 
 /// The command that writes the metadata of empty logs.
 fn format(jars: &Path, properties: &Path) -> Command {
-    let mut format = java(jars, "kafka.tools.StorageTool");
-    format.current_dir(properties.parent().unwrap_or(Path::new("/")));
+    let mut format = java(jars, properties, "kafka.tools.StorageTool");
     format.args(["format", "-t", CLUSTER, "-c"]).arg(properties);
     format
 }
 
-fn java(jars: &Path, class: &str) -> Command {
+/// A program of Kafka, in the directory of the properties: Kafka's tests log to the current one.
+fn java(jars: &Path, properties: &Path, class: &str) -> Command {
     let mut java = Command::new("java");
+    java.current_dir(properties.parent().unwrap_or(Path::new("/")));
     // The options of kafka-server-start.sh.
     java.args(["-Xms1g", "-Xmx1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]);
     java.args(["-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"]);

@@ -200,11 +200,7 @@ fn round(
         })?)),
         None => Peer::Kafka(Kafka::start(jars, &log.path().join("kafka"), "")?),
     };
-    let load = Load {
-        program: binary.to_path_buf(),
-        address: peer.address(),
-        directory: directory.to_path_buf(),
-    };
+    let load = Load::new(binary, peer.address(), directory);
     load.create("old", PARTITIONS, &[])?;
     load.create("filler", PARTITIONS, &[])?;
     // Each batch is on stable storage before it is acknowledged, as always with Alluvium. (The

@@ -124,11 +124,7 @@ fn round(
         wal: None,
         objects: Some(gateway.objects_at(proxy.address(), &arguments)),
     })?;
-    let load = Load {
-        program: binary.to_path_buf(),
-        address: server.address(),
-        directory: directory.to_path_buf(),
-    };
+    let load = Load::new(binary, server.address(), directory);
     load.create("topic", options.partitions, &[])?;
     load.run("produce", "topic", &["--total", &format!("{}MiB", options.mebibytes)])?;
     settle(&server)?;

@@ -20,9 +20,8 @@ pub(super) struct Limit {
 /// An empty ext4. It is unmounted when dropped; the image is kept for the next one.
 pub(super) struct FileSystem {
     mount: PathBuf,
-    /// Major and minor number.
-    number: String,
-    device: Option<LoopDevice>,
+    /// Detached after the unmount.
+    raw: Raw,
 }
 
 /// The controller of cgroup v1. At its root it limits all I/O of a device, including that of the
@@ -40,14 +39,12 @@ impl FileSystem {
     ) -> Result<Self, Error> {
         let mount = directory.join(name);
         fs::create_dir_all(&mount)?;
-        let image = image(directory, name, gibibytes)?;
+        let raw = Raw::unlimited(directory, name, gibibytes)?;
         let options = "nodiscard,lazy_itable_init=0,lazy_journal_init=0";
-        quietly(Command::new("mkfs.ext4").args(["-q", "-F", "-E", options]).arg(&image))?;
-        let device = LoopDevice::attach(&image)?;
-        let number = number(&device)?;
-        quietly(Command::new("mount").arg(device.path()).arg(&mount))?;
-        let filesystem = Self { mount, number, device: Some(device) };
-        set_limit(&filesystem.number, limit)?;
+        quietly(Command::new("mkfs.ext4").args(["-q", "-F", "-E", options]).arg(raw.path()))?;
+        quietly(Command::new("mount").arg(raw.path()).arg(&mount))?;
+        let filesystem = Self { mount, raw };
+        set_limit(&filesystem.raw.number, limit)?;
         Ok(filesystem)
     }
 
@@ -56,7 +53,7 @@ impl FileSystem {
     }
 }
 
-/// A loop device that is full of zeros. Its limits are removed when it is dropped.
+/// A loop device. Its limits are removed when it is dropped.
 pub(super) struct Raw {
     /// Major and minor number.
     number: String,
@@ -64,17 +61,22 @@ pub(super) struct Raw {
 }
 
 impl Raw {
-    /// Creates a device with a new image in `directory`. Needs what [`FileSystem::new`] needs.
+    /// Creates a device in `directory`, with the image of an earlier one if any. Needs what
+    /// [`FileSystem::new`] needs.
     pub(super) fn new(
         directory: &Path,
         name: &str,
         gibibytes: u64,
         limit: Limit,
     ) -> Result<Self, Error> {
-        let device = LoopDevice::attach(&image(directory, name, gibibytes)?)?;
-        let raw = Self { number: number(&device)?, device };
+        let raw = Self::unlimited(directory, name, gibibytes)?;
         set_limit(&raw.number, limit)?;
         Ok(raw)
+    }
+
+    fn unlimited(directory: &Path, name: &str, gibibytes: u64) -> Result<Self, Error> {
+        let device = LoopDevice::attach(&image(directory, name, gibibytes)?)?;
+        Ok(Self { number: number(&device)?, device })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -167,7 +169,7 @@ fn mounted_in(line: &str, directory: &Path) -> Option<PathBuf> {
 
 impl Drop for FileSystem {
     fn drop(&mut self) {
-        let _ = set_limit(&self.number, Limit { mebibytes_per_second: 0, iops: 0 });
+        let _ = set_limit(&self.raw.number, Limit { mebibytes_per_second: 0, iops: 0 });
         // A process that was killed a moment ago may still use it.
         for _ in 0..50 {
             if quietly(Command::new("umount").arg(&self.mount)).is_ok() {
@@ -175,7 +177,6 @@ impl Drop for FileSystem {
             }
             thread::sleep(Duration::from_millis(100));
         }
-        self.device = None;
     }
 }
 

@@ -46,6 +46,10 @@ pub(super) struct Running {
 }
 
 impl Load {
+    pub(super) fn new(program: &Path, address: String, directory: &Path) -> Self {
+        Self { program: program.to_path_buf(), address, directory: directory.to_path_buf() }
+    }
+
     pub(super) fn create(
         &self,
         topic: &str,

@@ -166,11 +166,7 @@ fn measure(
     let idle = server.memory_kib().ok_or("the server has no resident memory")? as f64 / 1024.0;
     let bound = Bound::new(idle);
     println!("{bound}");
-    let load = Load {
-        program: binary.to_path_buf(),
-        address: server.address(),
-        directory: directory.to_path_buf(),
-    };
+    let load = Load::new(binary, server.address(), directory);
     for Topic { name, partitions, retention, .. } in [WIDE, MANY, OLD] {
         let retention = (retention > 0).then(|| format!("retention.bytes={retention}"));
         let config: Vec<&str> = retention.iter().map(String::as_str).collect();

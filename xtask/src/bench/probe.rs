@@ -53,28 +53,28 @@ impl Probe {
     }
 }
 
-/// Splits a time into seconds. Returns the samples of those without a stall of the disk, and which
-/// part of the seconds have one.
-pub(super) fn undisturbed(
-    samples: &[Sample],
-    probed: &[Sample],
-    (from, to): (f64, f64),
-) -> (Vec<Sample>, f64) {
-    let (mut calm, mut stalled, mut seconds) = (Vec::new(), 0.0, 0.0);
-    let mut start = from;
-    while start < to {
+/// Returns the seconds of a time, and whether the disk stalls in each.
+fn seconds(probed: &[Sample], (from, to): (f64, f64)) -> impl Iterator<Item = ((f64, f64), bool)> {
+    let count = (to - from).ceil() as u32;
+    (0..count).map(move |number| {
+        let start = from + f64::from(number);
         let end = (start + 1.0).min(to);
         // A stall of the second before may last into this one.
-        let in_second = probed.iter().filter(|write| write.due < end && write.done() >= start);
-        seconds += 1.0;
-        if in_second.map(|write| write.latency_ms).fold(0.0, f64::max) > STALL_MS {
-            stalled += 1.0;
-        } else {
-            calm.extend(due(samples, (start, end)));
-        }
-        start = end;
-    }
-    (calm, stalled / seconds)
+        let mut writes = probed.iter().filter(|write| write.due < end && write.done() >= start);
+        ((start, end), writes.any(|write| write.latency_ms > STALL_MS))
+    })
+}
+
+/// Returns the samples of the seconds in which the disk does not stall.
+pub(super) fn undisturbed(samples: &[Sample], probed: &[Sample], time: (f64, f64)) -> Vec<Sample> {
+    let calm = seconds(probed, time).filter(|(_, is_stalled)| !is_stalled);
+    calm.flat_map(|(second, _)| due(samples, second)).collect()
+}
+
+/// Returns the part of the seconds in which the disk stalls.
+pub(super) fn stalled(probed: &[Sample], time: (f64, f64)) -> f64 {
+    let stalls: Vec<_> = seconds(probed, time).map(|(_, is_stalled)| is_stalled).collect();
+    stalls.iter().filter(|is_stalled| **is_stalled).count() as f64 / stalls.len() as f64
 }
 
 #[cfg(test)]
@@ -87,7 +87,8 @@ mod tests {
         let probed = [sample(0.1, 0.5), sample(1.9, 300.0), sample(2.5, 0.5), sample(3.5, 0.5)];
         let samples: Vec<_> = [0.0, 1.0, 2.0, 3.0].map(|due| sample(due, due)).into();
         // The stall begins in the second 1 and ends in the second 2.
-        let (calm, stalled) = undisturbed(&samples, &probed, (0.0, 4.0));
-        assert_eq!((calm, stalled), (vec![samples[0], samples[3]], 0.5));
+        let calm = undisturbed(&samples, &probed, (0.0, 4.0));
+        assert_eq!(calm, [samples[0], samples[3]]);
+        assert_eq!(stalled(&probed, (0.0, 4.0)), 0.5);
     }
 }

@@ -5,6 +5,7 @@
 //! Each system is measured from scratch, in turns. A producer runs at one rate, first alone, then
 //! beside consumers of old data, once with acks=all and once with acks=1.
 
+mod partitions;
 mod rebuild;
 
 use std::fs;
@@ -159,6 +160,15 @@ impl Peers {
         }
     }
 
+    /// Creates a topic, and waits until all brokers know it.
+    fn create(&self, load: &Load, topic: &str, settings: &[&str]) -> Result<(), Error> {
+        load.create(topic, PARTITIONS, settings)?;
+        match self {
+            Self::Server(_) => Ok(()),
+            Self::Cluster(cluster) => partitions::until_known(cluster, topic),
+        }
+    }
+
     /// The number of uploads of this server.
     fn uploads(&self) -> Result<f64, Error> {
         match self {
@@ -207,12 +217,12 @@ impl Run {
 
     /// The p99 without the seconds in which a write of the probe stalled.
     fn undisturbed(&self, time: (f64, f64)) -> f64 {
-        quantile(&probe::undisturbed(&self.produced, &self.probed, time).0, 0.99)
+        quantile(&probe::undisturbed(&self.produced, &self.probed, time), 0.99)
     }
 
     /// The part of the seconds in which a write of the probe stalled.
     fn stalled(&self, time: (f64, f64)) -> f64 {
-        probe::undisturbed(&self.produced, &self.probed, time).1
+        probe::stalled(&self.probed, time)
     }
 }
 
@@ -268,22 +278,21 @@ fn measure(
     directory: &Path,
 ) -> Result<Vec<Run>, Error> {
     let running = start(options, system, binary, jars, directory)?;
-    let load = Load {
-        program: binary.to_path_buf(),
-        address: running.peers.address(),
-        directory: directory.to_path_buf(),
-    };
+    let load = Load::new(binary, running.peers.address(), directory);
     if system.has_old() {
-        load.create("old", PARTITIONS, &system.settings(false))?;
-        load.create("filler", PARTITIONS, &system.settings(false))?;
+        for topic in ["old", "filler"] {
+            running.peers.create(&load, topic, &system.settings(false))?;
+        }
         load.run("produce", "old", &["--total", &format!("{}MiB", options.old)])?;
         load.run("produce", "filler", &["--total", &format!("{FILLER_MEBIBYTES}MiB")])?;
         match &running.peers {
             Peers::Server(server) => settle(server)?,
-            Peers::Cluster(_) => rustix::fs::sync(),
-        }
-        if system == System::TieredKafka {
-            rebuild::until_remote(&load.address)?;
+            Peers::Cluster(cluster) => {
+                rustix::fs::sync();
+                if system == System::TieredKafka {
+                    partitions::until_remote(cluster, "old")?;
+                }
+            }
         }
     }
     ACKS.iter().map(|acks| produce(options, system, acks, &running, &load)).collect()
@@ -298,7 +307,7 @@ fn produce(
     load: &Load,
 ) -> Result<Run, Error> {
     let topic = format!("live-{acks}");
-    load.create(&topic, PARTITIONS, &system.settings(acks == "all"))?;
+    running.peers.create(load, &topic, &system.settings(acks == "all"))?;
     let seconds = f64::from(options.seconds);
     let parts = if system.has_old() { 2.0 } else { 1.0 };
     let mebibytes_per_second = match acks {

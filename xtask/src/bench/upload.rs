@@ -183,11 +183,7 @@ fn round(
             environment: Vec::new(),
         }),
     })?;
-    let load = Load {
-        program: binary.to_path_buf(),
-        address: server.address(),
-        directory: directory.to_path_buf(),
-    };
+    let load = Load::new(binary, server.address(), directory);
     load.create("topic", partitions, &[])?;
     let (rate, seconds) = (format!("{}MiB", options.rate), format!("{}s", options.seconds));
     let before = cpu_time(server.pid())?;

@@ -9,14 +9,13 @@ use kafka_protocol::messages::fetch_response::PartitionData;
 
 use super::batch::{BatchKind, decode_batches};
 use super::model::{Model, Partition};
-use super::reads::{self, CORRUPT_MESSAGE, EARLIEST, Fetched, Isolation};
+use super::reads::{self, CORRUPT_MESSAGE, Fetched, Isolation};
 use crate::Error;
-use crate::client::Client;
+use crate::client::{Client, EARLIEST, LATEST};
 
 /// The total time that one case may wait for missing answers. A healthy server answers at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(100);
-const LATEST: i64 = -1;
 
 /// The reason why a range of offsets could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]

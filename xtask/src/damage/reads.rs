@@ -17,7 +17,6 @@ use crate::client::{Client, topic_name};
 const FETCH_BYTES: i32 = 1 << 20;
 /// The error that ends a consumer's read. On all others it retries, or continues at another offset.
 pub(super) const CORRUPT_MESSAGE: i16 = 2;
-pub(super) const EARLIEST: i64 = -2;
 
 /// A record as it was fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]

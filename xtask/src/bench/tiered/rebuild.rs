@@ -6,18 +6,16 @@
 use std::fs;
 use std::path::Path;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
-use kafka_protocol::messages::{MetadataRequest, MetadataResponse};
 use serde_json::Value;
 
 use super::super::filesystem::{Raw, emptied};
 use super::super::load::{Load, Sample, due, quantile};
 use super::super::{Bar, judged, settle, unix_seconds};
-use super::{Options, PARTITIONS, System, cluster, log_limit, objects_volume};
+use super::{BROKERS, Options, PARTITIONS, System, cluster, log_limit, objects_volume, partitions};
 use crate::Error;
-use crate::client::{Client, topic_name};
+use crate::client::LATEST;
 use crate::exec::describe;
 use crate::report::Case;
 use crate::server::{Config, Ending, Objects, Server, clean};
@@ -30,10 +28,6 @@ const AFTER_SECONDS: u64 = 20;
 /// Seconds of load while a broker of Kafka is rebuilt. The time after that is not in p95 and p99.
 const MEASURED_SECONDS: u64 = 60;
 const SPARE_MEBIBYTES: u64 = 1024;
-/// Records of 1 KiB in the local retention and in two segments.
-const MOST_LOCAL_RECORDS: i64 = (32 + 2 * 16) << 10;
-const REBUILD_LIMIT: Duration = Duration::from_secs(1800);
-const POLL_EVERY: Duration = Duration::from_millis(100);
 
 // The targets.
 const MOST_SECONDS: f64 = 2.0;
@@ -135,11 +129,7 @@ fn server(
     };
     let data = config.directory.join("data");
     let mut server = Server::start(config)?;
-    let load = Load {
-        program: binary.to_path_buf(),
-        address: server.address(),
-        directory: directory.to_path_buf(),
-    };
+    let load = Load::new(binary, server.address(), directory);
     for topic in ["old", "live"] {
         load.create(topic, PARTITIONS, &[])?;
     }
@@ -167,11 +157,11 @@ fn server(
         server.start_again()?;
         moved += moved_mebibytes(server.pid())?;
         let after = all_ends(&load.address)?;
-        let old = load.start("consume", "old", &["--duration", "2s"])?;
+        let consumer = load.start("consume", "old", &["--duration", "2s"])?;
         let time = format!("{AFTER_SECONDS}s");
         let words = ["--rate", &rate, "--duration", &time];
-        let live = load.start("produce", "live", &words)?;
-        let (old, live) = (old.finish()?, live.finish()?);
+        let producer = load.start("produce", "live", &words)?;
+        let (consumed, produced) = (consumer.finish()?, producer.finish()?);
         // With the log everything that was readable is there. Without it partitions continue after
         // all offsets that may have been handed out.
         let is_kept = after.iter().zip(&before).all(|(after, before)| after >= before);
@@ -182,11 +172,11 @@ fn server(
             system: System::Tiered,
             lost,
             gibibytes,
-            seconds: first(&live) - started,
-            first_old: first(&old) - started,
+            seconds: first(&produced) - started,
+            first_old: first(&consumed) - started,
             moved_mebibytes: moved,
-            p95: quantile(&live, 0.95),
-            p99: quantile(&live, 0.99),
+            p95: quantile(&produced, 0.95),
+            p99: quantile(&produced, 0.99),
             lost_offsets,
         });
     }
@@ -195,8 +185,9 @@ fn server(
 
 /// Returns the ends of all partitions of both topics.
 fn all_ends(address: &str) -> Result<Vec<i64>, Error> {
-    let mut client = Client::connect(address.parse()?)?;
-    Ok([ends(&mut client, "old")?, ends(&mut client, "live")?].concat())
+    let server = [address.to_owned()];
+    let ends = |topic| partitions::offsets(&server, topic, LATEST);
+    Ok([ends("old")?, ends("live")?].concat())
 }
 
 /// Returns the time of the first response.
@@ -243,37 +234,30 @@ fn broker(
 ) -> Result<Vec<Rebuilt>, Error> {
     let old = u64::from(gibibytes) << 10;
     let (mut cluster, _volumes) = cluster(options, system, jars, directory, old + SPARE_MEBIBYTES)?;
-    let load = Load {
-        program: binary.to_path_buf(),
-        address: cluster.address(),
-        directory: directory.to_path_buf(),
-    };
-    load.create("old", PARTITIONS, &system.settings(false))?;
-    load.create("live", PARTITIONS, &system.settings(true))?;
-    // The client does not retry while a broker has not learned that it leads a partition.
-    for broker in &cluster.brokers {
-        until_in_sync(&broker.address())?;
+    let load = Load::new(binary, cluster.address(), directory);
+    for (topic, flushed) in [("old", false), ("live", true)] {
+        load.create(topic, PARTITIONS, &system.settings(flushed))?;
+        partitions::until_known(&cluster, topic)?;
     }
-    thread::sleep(Duration::from_secs(5));
     load.run("produce", "old", &["--total", &format!("{old}MiB")])?;
     rustix::fs::sync();
-    until_in_sync(&load.address)?;
+    partitions::until_in_sync(&load.address, "old")?;
     if system == System::TieredKafka {
-        until_remote(&load.address)?;
+        partitions::until_remote(&cluster, "old")?;
     }
     // The last one: the first is the controller, too.
     let lost = cluster.brokers.last_mut().ok_or("no broker")?;
     lost.lose_logs()?;
     // The others lead all partitions from then on, before the producer starts.
-    until(&load.address, "all partitions have a leader", |topics| {
-        partitions(topics).all(|it| it.leader_id.0 >= 0 && it.leader_id.0 != BROKER_LOST)
-    })?;
+    partitions::until_led_by_others(&load.address, "live", BROKERS)?;
     let (rate, time) = (format!("{}MiB", options.rate), format!("{MEASURED_SECONDS}s"));
     let words = ["--rate", &rate, "--duration", &time];
     let producer = load.start("produce", "live", &words)?;
     let started = unix_seconds();
     lost.spawn_again()?;
-    until_in_sync(&load.address)?;
+    for topic in ["old", "live"] {
+        partitions::until_in_sync(&load.address, topic)?;
+    }
     let (seconds, moved) = (unix_seconds() - started, moved_mebibytes(lost.pid())?);
     let produced = due(&producer.finish()?, (started, started + seconds));
     Ok(vec![Rebuilt {
@@ -287,79 +271,6 @@ fn broker(
         p99: quantile(&produced, 0.99),
         lost_offsets: 0,
     }])
-}
-
-/// The ID of the broker that loses its logs.
-const BROKER_LOST: i32 = super::BROKERS as i32;
-
-type Partition = kafka_protocol::messages::metadata_response::MetadataResponsePartition;
-
-fn partitions(response: &MetadataResponse) -> impl Iterator<Item = &Partition> {
-    response.topics.iter().flat_map(|topic| &topic.partitions)
-}
-
-/// Waits until no partition is under-replicated.
-fn until_in_sync(address: &str) -> Result<(), Error> {
-    until(address, "no partition is under-replicated", |response| {
-        partitions(response)
-            .all(|partition| partition.isr_nodes.len() == partition.replica_nodes.len())
-    })
-}
-
-fn until(
-    address: &str,
-    what: &str,
-    holds: impl Fn(&MetadataResponse) -> bool,
-) -> Result<(), Error> {
-    let topic = |name| MetadataRequestTopic::default().with_name(Some(topic_name(name)));
-    let request = MetadataRequest::default().with_topics(Some(vec![topic("old"), topic("live")]));
-    let mut client = Client::connect(address.parse()?)?;
-    let deadline = Instant::now() + REBUILD_LIMIT;
-    loop {
-        let response = client.call(9, &request)?;
-        let is_complete = partitions(&response).count() == 2 * PARTITIONS as usize;
-        if is_complete && holds(&response) {
-            return Ok(());
-        }
-        if Instant::now() >= deadline {
-            return Err(format!("not within {} s: {what}", REBUILD_LIMIT.as_secs()).into());
-        }
-        thread::sleep(POLL_EVERY);
-    }
-}
-
-/// Returns the ends of the partitions of a topic.
-fn ends(client: &mut Client, topic: &str) -> Result<Vec<i64>, Error> {
-    const LATEST: i64 = -1;
-    offsets(client, topic, LATEST)
-}
-
-/// Waits until all but the newest records of the old data are only in Kafka's remote storage.
-pub(super) fn until_remote(address: &str) -> Result<(), Error> {
-    const EARLIEST_LOCAL: i64 = -4;
-    let mut client = Client::connect(address.parse()?)?;
-    let deadline = Instant::now() + REBUILD_LIMIT;
-    loop {
-        let ends = ends(&mut client, "old")?;
-        let local = offsets(&mut client, "old", EARLIEST_LOCAL)?;
-        let mut kept = ends.iter().zip(&local).map(|(end, local)| end - local);
-        if kept.all(|records| records <= MOST_LOCAL_RECORDS) {
-            return Ok(());
-        }
-        if Instant::now() >= deadline {
-            return Err(format!("not copied to remote storage: {local:?} of {ends:?}").into());
-        }
-        thread::sleep(POLL_EVERY);
-    }
-}
-
-fn offsets(client: &mut Client, topic: &str, time: i64) -> Result<Vec<i64>, Error> {
-    let found = client.list_offsets(topic, 0..PARTITIONS as i32, time)?;
-    let offsets = found.into_iter().map(|partition| match partition.error_code {
-        0 => Ok(partition.offset),
-        code => Err(format!("ListOffsets of {topic}: error code {code}").into()),
-    });
-    offsets.collect()
 }
 
 /// What a process has read from disks and written to them.

@@ -11,10 +11,10 @@ use kafka_protocol::protocol::StrBytes;
 
 use super::super::batch::{BatchKind, decode_batches};
 use super::super::model::{Model, Partition};
-use super::super::reads::{self, CORRUPT_MESSAGE, EARLIEST, Fetched, Isolation};
+use super::super::reads::{self, CORRUPT_MESSAGE, Fetched, Isolation};
 use super::journal::{SETTING, State, acl_name};
 use crate::Error;
-use crate::client::Client;
+use crate::client::{Client, EARLIEST};
 
 /// How long a read is repeated that returns nothing or an error. A healthy server answers at once.
 const PATIENCE: Duration = Duration::from_secs(10);
