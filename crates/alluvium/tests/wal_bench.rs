@@ -3,9 +3,12 @@
 
 mod support;
 
-use std::fs;
-use std::process::Command;
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use std::{fs, thread};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use support::{contains, help, ok, ok_json, refused};
 
@@ -59,6 +62,34 @@ fn a_modelled_disk_needs_no_target_and_is_never_faster_than_the_model() {
     for plot in ["latency-over-load.svg", "full-load-latency.svg", "full-load-throughput.svg"] {
         let svg = fs::read_to_string(plots.path().join("new").join(plot)).unwrap();
         contains(&svg, &["<svg", "</svg>", "iops=3000", "MiB/s"]);
+    }
+}
+
+#[test]
+fn a_machine_that_stalls_has_rates_too() {
+    let arguments =
+        bench(&["--model", "cloud", "--record", "64KiB", "--rate", "2MiB", "--rate", "4MiB"]);
+    let mut process = Command::new(env!("CARGO_BIN_EXE_alluvium"))
+        .args([&arguments[..], &["--json"]].concat())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = Pid::from_child(&process);
+    // Each stop is longer than the measured time, and often covers all of it.
+    while process.try_wait().unwrap().is_none() {
+        thread::sleep(Duration::from_millis(25));
+        kill_process(pid, Signal::STOP).unwrap();
+        thread::sleep(Duration::from_millis(150));
+        kill_process(pid, Signal::CONT).unwrap();
+    }
+    let mut text = String::new();
+    process.stdout.unwrap().read_to_string(&mut text).unwrap();
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let cases = cases(&report, "paced");
+    assert_eq!(cases.len(), 2);
+    for case in cases {
+        assert!(case["seconds"].as_f64().unwrap() >= 0.1, "{case}");
+        assert!(case["iops"].as_f64().unwrap() > 0.0, "{case}");
     }
 }
 

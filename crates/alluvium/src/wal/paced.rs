@@ -230,7 +230,8 @@ impl<'a> Appender<'a> {
     }
 
     /// Appends arriving records until all measured ones are acknowledged, or until `limit` is over.
-    /// Returns the times at which the measured time began and ended.
+    /// Returns what was counted when the measured time began, and a whole measured time later: a
+    /// machine that stalls delays both.
     fn run(
         &mut self,
         disk: Option<&ModelledDisk>,
@@ -242,6 +243,7 @@ impl<'a> Appender<'a> {
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         let Acknowledger { arrivals, started, ref span, complete, .. } = *acknowledger;
         let (mut before, mut after) = (None, None);
+        let mut counted_until = span.end;
         for index in 0.. {
             let mut now = started.elapsed();
             if now < arrivals.at(index) {
@@ -250,8 +252,8 @@ impl<'a> Appender<'a> {
             }
             if now >= span.start && before.is_none() {
                 before = Some(Snapshot::take(self.wal, disk));
-            }
-            if now >= span.end && after.is_none() {
+                counted_until = now + (span.end - span.start);
+            } else if now >= counted_until && after.is_none() {
                 after = Some(Snapshot::take(self.wal, disk));
             }
             if after.is_some() && (complete.load(Ordering::Acquire) || now >= limit) {
