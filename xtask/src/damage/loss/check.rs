@@ -332,12 +332,14 @@ fn is_last_of_producer(facts: &Facts<'_>, txn: usize) -> bool {
 }
 
 /// Whether a transaction that may be open has a record from the last stable offset up to this one.
+/// A record that cannot be read is not lost: its transaction waits for its end too.
 fn may_be_open(facts: &Facts<'_>, partition: &Partition, contents: &Contents, offset: i64) -> bool {
     let model = &facts.journal.model;
     let records = model.log(partition).records.range(contents.committed.end..=offset);
     records.into_iter().any(|(at, record)| {
         let is_open = |txn| model.outcome(txn) == Outcome::Open;
-        record.txn.is_some_and(is_open) && contents.all.records.contains_key(at)
+        let is_left = contents.all.records.contains_key(at) || contents.all.is_unreadable(*at);
+        record.txn.is_some_and(is_open) && is_left
     })
 }
 

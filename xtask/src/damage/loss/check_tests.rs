@@ -197,6 +197,26 @@ fn a_transaction_is_hidden_in_part_only_as_stated() {
 }
 
 #[test]
+fn an_open_transaction_hides_what_follows_unless_it_is_lost() {
+    let mut setup = Setup::new();
+    let model = &mut setup.journal.model;
+    model.transactions.push(Transaction { producer_id: 8, outcome: Outcome::Open });
+    let log = &mut model.topics.get_mut("t").unwrap()[1];
+    log.records.get_mut(&0).unwrap().txn = Some(2);
+    let contents = setup.contents(1);
+    contents.committed = view(&[], 0);
+    let open = contents.all.records.remove(&0).unwrap();
+    setup.finds("visible in part");
+    setup.contents(1).all.unreadable = vec![(0, 1, "CORRUPT_MESSAGE".to_owned())];
+    let is_of_transaction = |each: &String| each.contains("transaction");
+    assert!(!setup.differences().iter().any(is_of_transaction), "{:?}", setup.differences());
+    let contents = setup.contents(1);
+    contents.all.unreadable.clear();
+    contents.all.records.insert(0, open);
+    assert_eq!(setup.differences(), [""; 0]);
+}
+
+#[test]
 fn markers_that_were_not_written_need_a_decision_that_is_not_lost() {
     let mut setup = Setup::new();
     setup.journal.model.transactions[1].producer_id = 8;
