@@ -37,8 +37,8 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 8)]
     rate: u32,
     /// Seconds of each of the two parts of a run: alone, and beside late consumers. More than the
-    /// minute between two uploads.
-    #[arg(long, default_value_t = 65)]
+    /// minute between two uploads. The first 10 beside late consumers do not count.
+    #[arg(long, default_value_t = 65, value_parser = clap::value_parser!(u32).range(15..))]
     seconds: u32,
     /// MiB of old data.
     #[arg(long, default_value_t = 5 * 1024)]

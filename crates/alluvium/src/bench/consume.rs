@@ -48,6 +48,7 @@ pub(crate) struct ConsumeArgs {
 }
 
 /// A partition, the position of its reader, and the range to read.
+#[derive(Clone)]
 struct PartitionReader {
     partition: i32,
     next: i64,
@@ -64,27 +65,47 @@ pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
     let fetch_bytes = i32::try_from(args.fetch_size.bytes).ok().filter(|bytes| *bytes > 0);
     let fetch_bytes =
         fetch_bytes.ok_or_else(|| Failure::Usage("--fetch-size must be 1 byte to 2GiB".into()))?;
-    let (mut client, topic, shares) = shares(&args.common)?;
+    let (topic, shares) = shares(&args.common)?;
+    if args.rate.is_some_and(|rate| rate.bytes == 0) {
+        return Err(Failure::Usage("--rate is 0: nothing would be read".into()));
+    }
+    let readers = shares.iter().map(|share| readers(share, &topic, args.follow));
+    let readers = readers.collect::<Result<Vec<_>, Failure>>()?;
+    let rate_of_share = args.rate.map(|rate| rate.bytes as f64 / shares.len() as f64);
+    let tally = Tally::new(&args.common)?;
+    let until = args.duration.and_then(|span| tally.started.checked_add(span.0));
+    tally.drive(&shares, |number, share| {
+        let readers = readers[number].clone();
+        consume(args, fetch_bytes, share, &topic, readers, (until, rate_of_share), &tally)
+    })?;
+    tally.report(&args.common)
+}
+
+/// Requests the offsets of the partitions of a connection, from the broker that leads them.
+fn readers(
+    share: &Share,
+    topic: &MetadataResponseTopic,
+    follow: bool,
+) -> Result<Vec<PartitionReader>, Failure> {
+    let mut client = Client::connect(&share.broker, &share.access).map_err(Failure::new)?;
+    let topic = only(topic, &share.partitions);
     let starts = offsets(&mut client, &topic, EARLIEST)?;
     let ends = offsets(&mut client, &topic, LATEST)?;
     let reader = |partition: &i32| {
         let missing = || Failure::Failed(format!("partition {partition}: no offset in the answer"));
         let start = *starts.get(partition).ok_or_else(missing)?;
         let end = *ends.get(partition).ok_or_else(missing)?;
-        let (next, end) = if args.follow { (end, None) } else { (start, Some(end)) };
+        let (next, end) = if follow { (end, None) } else { (start, Some(end)) };
         Ok(PartitionReader { partition: *partition, next, start, end })
     };
-    if args.rate.is_some_and(|rate| rate.bytes == 0) {
-        return Err(Failure::Usage("--rate is 0: nothing would be read".into()));
-    }
-    let rate_of_share = args.rate.map(|rate| rate.bytes as f64 / shares.len() as f64);
-    let tally = Tally::new(&args.common)?;
-    let until = args.duration.and_then(|span| tally.started.checked_add(span.0));
-    tally.drive(&shares, |_, share| {
-        let readers = share.partitions.iter().map(reader).collect::<Result<Vec<_>, Failure>>()?;
-        consume(args, fetch_bytes, share, &topic, readers, (until, rate_of_share), &tally)
-    })?;
-    tally.report(&args.common)
+    share.partitions.iter().map(reader).collect()
+}
+
+/// Returns the topic with these partitions only: the others may have other leaders.
+fn only(topic: &MetadataResponseTopic, partitions: &[i32]) -> MetadataResponseTopic {
+    let mut topic = topic.clone();
+    topic.partitions.retain(|it| partitions.contains(&it.partition_index));
+    topic
 }
 
 fn consume(
@@ -152,10 +173,7 @@ fn start(
     topic: &MetadataResponseTopic,
     partition: i32,
 ) -> Result<i64, Failure> {
-    // The other partitions may have other leaders.
-    let mut one = topic.clone();
-    one.partitions.retain(|it| it.partition_index == partition);
-    let starts = offsets(client, &one, EARLIEST)?;
+    let starts = offsets(client, &only(topic, &[partition]), EARLIEST)?;
     let missing = || Failure::Failed(format!("partition {partition}: no offset in the answer"));
     starts.get(&partition).copied().ok_or_else(missing)
 }

@@ -75,7 +75,7 @@ struct Share {
 }
 
 /// Requests the leaders of the topic's partitions, and distributes the partitions over connections.
-fn shares(common: &LoadArgs) -> Result<(Client, MetadataResponseTopic, Vec<Share>), Failure> {
+fn shares(common: &LoadArgs) -> Result<(MetadataResponseTopic, Vec<Share>), Failure> {
     let access = common.server.access()?;
     let mut client = Client::connect(&common.server.bootstrap, &access).map_err(Failure::new)?;
     let mut answer = topic::metadata(&mut client, Some(std::slice::from_ref(&common.topic)))?;
@@ -107,7 +107,7 @@ fn shares(common: &LoadArgs) -> Result<(Client, MetadataResponseTopic, Vec<Share
         })
     });
     let shares = shares.collect::<Result<Vec<_>, Failure>>()?;
-    Ok((client, topic, shares))
+    Ok((topic, shares))
 }
 
 /// A request that was answered.

@@ -103,7 +103,7 @@ pub(super) fn run(args: &ProduceArgs) -> Result<(), Failure> {
         )));
     }
     let batch_bytes = records * record_bytes;
-    let (_, _, shares) = shares(&args.common)?;
+    let (_, shares) = shares(&args.common)?;
     let spacing = args.rate.map(|rate| {
         let of_all = batch_bytes as f64 / rate.bytes as f64;
         let seconds = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
