@@ -67,6 +67,14 @@ impl Run {
         self.ranges.iter().map(|range| range.payload_bytes).sum()
     }
 
+    /// Whether it is one range that shares an object, and its neighbours are not merged with it
+    /// either if it moves to another one.
+    fn is_enclosed(&self, large_bytes: u64) -> bool {
+        let is_shared = self.destination != Destination::Alone;
+        let [range] = &self.ranges[..] else { return false };
+        is_shared && self.stream.tail.lock().is_enclosed(range.start, large_bytes)
+    }
+
     /// Returns the offset after the last range.
     fn end(&self) -> StreamOffset {
         self.ranges[self.ranges.len() - 1].end
@@ -287,9 +295,21 @@ async fn next(
     for object in &objects {
         of_objects.insert(object.id, indexes.get(shared, object).await?);
     }
-    let runs = runs_in(shared, &of_objects, choice);
+    let mut runs = runs_in(shared, &of_objects, choice.large_bytes);
     drop(of_objects);
-    compact(shared, runs, indexes, generation).await?;
+    let is_for_waste = objects.len() == 1;
+    if !is_for_waste {
+        runs.retain(|run| !run.is_enclosed(choice.large_bytes));
+    }
+    number(&mut runs);
+    if !runs.is_empty() {
+        compact(shared, runs, indexes, generation).await?;
+    }
+    if !is_for_waste {
+        // What they still have is enclosed.
+        let mut table = shared.object_table.lock();
+        objects.iter().for_each(|object| table.settle(object.id));
+    }
     Ok(true)
 }
 
@@ -321,8 +341,13 @@ async fn own_run(shared: &Shared, choice: Choice, left_out: &LeftOut) -> Option<
     }
 }
 
-/// Returns all ranges in these objects, with neighbours together, by stream and offset.
-fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: Choice) -> Vec<Run> {
+/// Returns all ranges in these objects, with neighbours together, by stream and offset. Those that
+/// are to share an object are not numbered.
+fn runs_in(
+    shared: &Shared,
+    indexes: &HashMap<ObjectId, Arc<[Block]>>,
+    large_bytes: u64,
+) -> Vec<Run> {
     let mut starts: BTreeMap<StreamId, BTreeSet<StreamOffset>> = BTreeMap::new();
     for blocks in indexes.values() {
         for of_a_stream in blocks.chunk_by(|one, next| one.stream == next.stream) {
@@ -350,16 +375,27 @@ fn runs_in(shared: &Shared, indexes: &HashMap<ObjectId, Arc<[Block]>>, choice: C
             end = Some(range.end);
         }
         drop(tail);
-        let mut together = 0..;
         for ranges in neighbours {
             let mut run = Run { stream: stream.clone(), ranges, destination: Destination::Alone };
-            if run.payload_bytes() < choice.large_bytes {
-                run.destination = Destination::Together(together.next().expect("endless"));
+            if run.payload_bytes() < large_bytes {
+                run.destination = Destination::Together(0);
             }
             runs.push(run);
         }
     }
     runs
+}
+
+/// Numbers the objects that runs share: the runs of a stream go to different ones.
+fn number(runs: &mut [Run]) {
+    for of_a_stream in runs.chunk_by_mut(|one, next| one.stream.id == next.stream.id) {
+        let mut numbers = 0..;
+        for run in of_a_stream {
+            if let Destination::Together(number) = &mut run.destination {
+                *number = numbers.next().expect("endless");
+            }
+        }
+    }
 }
 
 /// Creates an object of about this much payload.

@@ -16,8 +16,9 @@ pub(crate) struct ObjectTable {
     live: HashMap<ObjectId, Live>,
     /// Total size of the live objects.
     live_bytes: u64,
-    /// The live objects that were written with ranges of several streams, by generation and in the
-    /// order of their data; an object written by compaction takes this order from its sources.
+    /// The live objects that were written with ranges of several streams and are not settled, by
+    /// generation and in the order of their data; an object written by compaction takes this order
+    /// from its sources.
     shared: BTreeSet<(u8, i64, ObjectId)>,
     /// The live objects of which less than half is in use, in the same order.
     wasteful: BTreeSet<(i64, ObjectId)>,
@@ -35,6 +36,8 @@ pub(crate) struct ObjectTable {
 struct Live {
     object: Arc<ObjectInfo>,
     used: Used,
+    /// Whether compaction with other shared objects would not merge what it has.
+    is_settled: bool,
 }
 
 impl Live {
@@ -74,7 +77,7 @@ impl ObjectTable {
         } else {
             let id = object.id;
             self.live_bytes += object.size_bytes;
-            self.live.insert(id, Live { object, used });
+            self.live.insert(id, Live { object, used, is_settled: false });
             self.sort(id);
         }
     }
@@ -86,7 +89,7 @@ impl ObjectTable {
         self.retired.remove(&object.id);
         let live = self.live.entry(object.id).or_insert_with(|| {
             self.live_bytes += object.size_bytes;
-            Live { object: object.clone(), used: Used::default() }
+            Live { object: object.clone(), used: Used::default(), is_settled: false }
         });
         live.used.add(range.payload_bytes);
     }
@@ -100,7 +103,7 @@ impl ObjectTable {
     fn sort(&mut self, id: ObjectId) {
         let live = &self.live[&id];
         let ObjectInfo { generation, created_at_ms, .. } = *live.object;
-        if live.is_shared() {
+        if live.is_shared() && !live.is_settled {
             self.shared.insert((generation, created_at_ms, id));
         }
         if live.is_wasteful() {
@@ -127,6 +130,13 @@ impl ObjectTable {
         true
     }
 
+    /// Takes an object, if it is live, out of those that are compacted together.
+    pub(crate) fn settle(&mut self, id: ObjectId) {
+        let Some(live) = self.live.get_mut(&id) else { return };
+        live.is_settled = true;
+        self.shared.remove(&(live.object.generation, live.object.created_at_ms, id));
+    }
+
     /// Returns objects to compact together, and the generation of the result: the `fan_in` oldest
     /// neighbours among the shared objects of a generation, or one object that is mostly waste.
     /// Objects that are `left_out` are not taken and also separate those on either side of them:
@@ -143,6 +153,10 @@ impl ObjectTable {
         let mut neighbours = Vec::with_capacity(fan_in);
         let mut of = 0;
         for (generation, _, id) in &self.shared {
+            // Whatever the objects are, a byte is not rewritten without end.
+            if *generation == u8::MAX {
+                break;
+            }
             if *generation != of || left_out(*id) {
                 neighbours.clear();
                 of = *generation;
@@ -153,7 +167,7 @@ impl ObjectTable {
             neighbours.push(*id);
             if neighbours.len() == fan_in {
                 let objects = neighbours.iter().map(object).collect();
-                return Some((objects, generation.saturating_add(1)));
+                return Some((objects, generation + 1));
             }
         }
         let (_, id) = self.wasteful.iter().find(|(_, id)| !left_out(*id))?;
@@ -263,6 +277,35 @@ mod tests {
         assert!(table.release(&first));
         assert_eq!(found(&table, &[]), None);
         assert_eq!((table.live_count(), table.live_bytes(), table.retired.len()), (1, 1, 1));
+    }
+
+    #[test]
+    fn settled_objects_are_compacted_for_their_waste_only() {
+        let mut table = ObjectTable::default();
+        let ranges: Vec<_> = (1..=4).map(|id| range(id, id.cast_signed(), 0, 40)).collect();
+        for range in &ranges {
+            insert(&mut table, range, 4);
+        }
+        table.settle(ObjectId(2));
+        assert_eq!(found(&table, &[]), Some((vec![1, 3, 4], 1)));
+        table.settle(ObjectId(3));
+        table.settle(ObjectId(9));
+        assert_eq!(found(&table, &[]), None);
+        for _ in 0..3 {
+            table.release(&ranges[1]);
+        }
+        assert_eq!(found(&table, &[]), Some((vec![2], 0)));
+        assert!(table.release(&ranges[1]));
+        assert_eq!(found(&table, &[]), None);
+    }
+
+    #[test]
+    fn objects_of_the_last_generation_stay() {
+        let mut table = ObjectTable::default();
+        for id in 1..=3 {
+            insert(&mut table, &range(id, 0, u8::MAX, 20), 2);
+        }
+        assert_eq!(found(&table, &[]), None);
     }
 
     /// Objects come and go; the result is always the same as from sorting all of them.

@@ -612,6 +612,33 @@ async fn pieces_that_are_not_neighbours_share_objects_too() {
     close(server, all).await;
 }
 
+/// Streams that have large ranges between all of their small pieces, beside one that has none: its
+/// pieces are merged, and theirs stay. After that, and after a restart, nothing is left to do.
+#[tokio::test]
+async fn pieces_between_large_ranges_are_not_rewritten_without_end() {
+    let world = world();
+    let server = world.start().await;
+    let mut all = streams(&server, 3).await;
+    for _ in 0..64 {
+        upload(&server, &mut all, 1, 50).await;
+        for at in 0..2 {
+            upload(&server, &mut all[at..=at], 1, 10_000).await;
+        }
+    }
+    wait_until_idle(&server, &world).await;
+    let stats = server.store.stats();
+    // 128 large ranges, 64 objects with the pieces between them, and those of the third stream.
+    assert!(stats.objects <= 128 + 64 + 16, "{} objects", stats.objects);
+    let merged = stats.compacted_bytes;
+    assert!(merged < stats.uploaded_bytes / 4, "{merged} of {}", stats.uploaded_bytes);
+    let quiet = world.catalog().await.streams[&all[2].0.id()].ranges.len();
+    assert!(quiet <= 7 + 7 + 1, "{quiet} ranges of the stream without large ones");
+    let (server, all) = restarted(server, &world, all).await;
+    wait_until_idle(&server, &world).await;
+    assert_eq!(server.store.stats().compactions, 0, "there is nothing left to do");
+    close(server, all).await;
+}
+
 async fn written(world: &World) -> Vec<i64> {
     live(world).await.iter().map(|object| object.created_at_ms).collect()
 }

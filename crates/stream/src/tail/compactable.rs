@@ -111,6 +111,19 @@ impl Tail {
     }
 }
 
+impl Tail {
+    /// Whether what is next to the range at `start` is not merged with it, now or later: nothing is
+    /// there and nothing will be, or it is large or in an object of its own.
+    pub(crate) fn is_enclosed(&self, start: StreamOffset, large_bytes: u64) -> bool {
+        let at = self.ranges.partition_point(|range| range.start < start);
+        let Some(range) = self.ranges.get(at) else { return false };
+        let stays = |other: &Range| other.payload_bytes >= large_bytes || other.is_own();
+        let before = at.checked_sub(1).and_then(|at| self.ranges.get(at));
+        before.is_none_or(|before| before.end != range.start || stays(before))
+            && self.ranges.get(at + 1).is_some_and(|next| next.start != range.end || stays(next))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -163,6 +176,28 @@ mod tests {
                 && (window.len() >= FEW.fan_in || bytes >= FEW.most_bytes / 2)
                 && (bytes >= FEW.large_bytes || own)
         })
+    }
+
+    #[test]
+    fn a_range_is_enclosed_between_ranges_that_stay() {
+        let is_enclosed = |ranges: &[(u64, u64, bool)], at: u64| {
+            let mut tail = Tail::default();
+            let ranges = ranges
+                .iter()
+                .map(|(start, bytes, is_own)| range(*start, 100 + start, 0, *bytes, *is_own));
+            tail.ranges.extend(ranges);
+            tail.is_enclosed(StreamOffset(at), FEW.large_bytes)
+        };
+        let [small, own, large] = [(1, false), (1, true), (10, false)];
+        let around = |before: (u64, bool), after: (u64, bool)| {
+            is_enclosed(&[(0, before.0, before.1), (1, 1, false), (2, after.0, after.1)], 1)
+        };
+        assert!(around(own, own) && around(large, large) && around(own, large));
+        assert!(!around(small, own) && !around(own, small) && !around(small, small));
+        assert!(is_enclosed(&[(0, 1, false), (2, 1, false), (4, 1, false)], 2), "between holes");
+        assert!(is_enclosed(&[(0, 1, false), (1, 1, true)], 0), "at the start");
+        assert!(!is_enclosed(&[(0, 1, true), (1, 1, false)], 1), "more follows");
+        assert!(!is_enclosed(&[(0, 1, true)], 7), "it is gone");
     }
 
     /// Streams grow, sometimes with a hole, are trimmed, and have ranges replaced by one. From time
