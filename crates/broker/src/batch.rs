@@ -150,6 +150,11 @@ pub(crate) fn check_produced(
 ) -> Result<BatchHeader, ApiError> {
     let invalid = |reason: String| Err(ApiError::InvalidRecord(reason));
     let header = check_intact(records, max_bytes)?;
+    if leader_epoch(records) == IMPORT_EPOCH {
+        return invalid(
+            "the batch is one of an import, and the topic is not being imported".into(),
+        );
+    }
     if header.base_offset != 0 {
         return invalid(format!(
             "a producer's batch must start at offset 0, this one starts at {}",

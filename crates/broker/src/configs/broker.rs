@@ -310,6 +310,12 @@ pub fn per_ip(text: &str) -> Result<BTreeMap<IpAddr, u32>, std::string::String> 
     Ok(bounds)
 }
 
+/// Settings of retention, and those of local retention, which must not keep more.
+pub(super) const LOCAL_RETENTION: [(&str, &str); 2] = [
+    ("log.retention.bytes", "log.local.retention.bytes"),
+    ("log.retention.ms", "log.local.retention.ms"),
+];
+
 /// All settings of the broker, by name.
 pub(crate) fn settings() -> Vec<BrokerSetting> {
     let of_topics = topic::SETTINGS.iter().filter_map(|setting| {
@@ -354,6 +360,29 @@ pub(crate) fn settings() -> Vec<BrokerSetting> {
     }
     settings.sort_by_key(|setting| setting.name);
     settings
+}
+
+/// Checks the defaults of local retention against those of retention, as Kafka does. `value`
+/// returns the number of a setting.
+///
+/// # Errors
+/// The reason.
+pub(super) fn check_local_retention(
+    value: impl Fn(&str) -> i64,
+) -> Result<(), std::string::String> {
+    for (total, local) in LOCAL_RETENTION {
+        let (most, found) = (value(total), value(local));
+        let reason = match found {
+            _ if most < 0 => continue,
+            -1 => format!("must not be -1 as {total} value is set as {most}"),
+            found if found > most => {
+                format!("must not be more than property: {total} value: {most}")
+            }
+            _ => continue,
+        };
+        return Err(format!("Invalid value {found} for configuration {local}: Value {reason}"));
+    }
+    Ok(())
 }
 
 /// The values that the server was started with, as far as the configuration contains them, without

@@ -127,7 +127,11 @@ impl Configs {
         let current = self.overrides(entity);
         let overrides = match entity {
             Entity::Group(name) => self.altered_group(name, &current, alteration)?,
-            Entity::Brokers | Entity::ThisBroker => self.altered_broker(&current, alteration)?,
+            Entity::Brokers | Entity::ThisBroker => {
+                let overrides = self.altered_broker(&current, alteration)?;
+                self.check_local_retention(entity, &current, &overrides)?;
+                overrides
+            }
         };
         if validate_only || overrides == current {
             return Ok(());
@@ -226,6 +230,30 @@ impl Configs {
             overrides.insert(name, value);
         }
         Ok(overrides)
+    }
+
+    /// Checks the settings of local retention after a change of one of them.
+    fn check_local_retention(
+        &self,
+        entity: Entity<'_>,
+        current: &Overrides,
+        overrides: &Overrides,
+    ) -> Result<(), ApiError> {
+        let mut names = broker::LOCAL_RETENTION.iter().flat_map(|(total, local)| [*total, *local]);
+        if names.all(|name| current.get(name) == overrides.get(name)) {
+            return Ok(());
+        }
+        let state = self.state.read();
+        let (first, second) = match entity {
+            Entity::Brokers => (&state.this_broker, overrides),
+            _ => (overrides, &state.brokers),
+        };
+        let number = |name: &str| {
+            let default = || self.broker_setting(name)?.dynamic.map(|setting| setting.default);
+            let set = first.get(name).or_else(|| second.get(name)).map(String::as_str);
+            set.or_else(default).and_then(|value| value.parse().ok()).unwrap_or(-1)
+        };
+        broker::check_local_retention(number).map_err(ApiError::InvalidRequest)
     }
 
     /// The value of a broker setting that has one.

@@ -296,7 +296,8 @@ pub(crate) fn check_tiers(
     }
     if values.get(REMOTE_STORAGE) != "true" {
         // An import takes the settings of its source, which has deleted what it wanted to.
-        let was_on = is_true(before, REMOTE_STORAGE) && !before.contains_key(IMPORT);
+        let was_import = before.get(IMPORT).is_some_and(|source| !source.is_empty());
+        let was_on = is_true(before, REMOTE_STORAGE) && !was_import;
         if was_on && values.get(DELETE_ON_DISABLE) != "true" {
             // Kafka's text, without its advice to disable copies.
             return Err(ApiError::InvalidConfig(format!(
@@ -611,6 +612,8 @@ mod tests {
         assert!(error.contains("frees its space"), "{error}");
         assert_eq!(refused(&[no_copies], &[no_copies]), None, "an earlier version accepted it");
         assert_eq!(refused(&[on, (IMPORT, "x")], &[]), None, "the end of an import");
+        let error = refused(&[on, (IMPORT, "")], &[]).unwrap_or_default();
+        assert!(error.contains("without deleting remote data"), "no import: {error}");
     }
 
     #[test]

@@ -574,6 +574,33 @@ async fn transfers_have_quotas_that_change_at_run_time() {
     assert_eq!(server.server().configs.transfer_limits(), [1_000_000, 0]);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn defaults_of_local_retention_are_at_most_those_of_retention() {
+    let server = TestServer::start().await;
+    let mut client = server.client().await;
+    let week_ms = "604800000";
+    for (name, ops, reason) in [
+        ("", [("log.local.retention.ms", "604800001")], "log.retention.ms value: 604800000"),
+        ("1", [("log.local.retention.ms", "-1")], "Value must not be -1"),
+    ] {
+        let ops = ops.map(|(name, value)| (name, SET, Some(value)));
+        let (code, message) = alter_some(&mut client, (BROKER, name), &ops, false).await;
+        assert_eq!(code, ResponseError::InvalidRequest.code(), "{message}");
+        assert!(message.contains(reason), "{message}");
+    }
+    set_well(&mut client, (BROKER, ""), "log.local.retention.ms", week_ms).await;
+    let less = [("log.retention.ms", SET, Some("5"))];
+    for of in ["", "1"] {
+        let (code, message) = alter_some(&mut client, (BROKER, of), &less, false).await;
+        assert_eq!(code, ResponseError::InvalidRequest.code(), "{message}");
+    }
+    let both = [less[0], ("log.local.retention.ms", SET, Some("4"))];
+    assert_eq!(alter_some(&mut client, (BROKER, "1"), &both, false).await.0, 0);
+    // Other changes are not affected, and a topic is accepted with what is in effect.
+    set_well(&mut client, (BROKER, ""), "message.max.bytes", "700000").await;
+    server.topic("t", 1, &[("remote.storage.enable", "true")]).await;
+}
+
 /// KIP-950: what Kafka would have on local disks is left when tiered storage is switched off.
 #[tokio::test(flavor = "multi_thread")]
 async fn switching_remote_storage_off_deletes_what_is_not_local() {

@@ -105,8 +105,12 @@ async fn producers_are_refused_until_an_import_is_done() {
     let again = alter_some(&mut client, (TOPIC, "t"), &[(IMPORT, 0, Some("x"))], false).await;
     assert_eq!(again.0, E::InvalidConfig.code(), "{}", again.1);
     assert_eq!(client.produce("t", 0, &plain(&[1])).await, (0, 1));
-    let (error, message) = refused(&mut client, &imported(&plain(&[1]), 2)).await;
-    assert_eq!(error, Some(E::InvalidRecord), "{message}");
+    // An import that did not notice the end cannot append either, not even at offset 0.
+    server.topic("ordinary", 1, &[]).await;
+    for (topic, offset) in [("t", 2), ("ordinary", 0)] {
+        let (error, _) = client.produce(topic, 0, &imported(&plain(&[1]), offset)).await;
+        assert_eq!(error, E::InvalidRecord.code(), "{topic}");
+    }
 }
 
 /// A topic is read from the objects of a server, and imported by it under another name, from a part
