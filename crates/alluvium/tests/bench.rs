@@ -75,6 +75,22 @@ fn a_rate_offers_exactly_its_batches() {
 }
 
 #[test]
+fn a_run_ends_at_its_end_although_the_next_batch_is_due_later() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
+    let at = ["--bootstrap", server.kafka.as_str()];
+    ok(&[&["topic", "create", "load", "--partitions", "2"], &at[..]].concat());
+    // The second batch is due after a day.
+    let pace = ["--rate", "1B", "--duration", "1s", "--batch-size", "64KiB"];
+    let done = ok_json(&[&["bench", "produce", "load", "--json"], &pace[..], &at].concat());
+    assert_eq!(done["requests"], 1);
+    // The first response is enough for a day.
+    let pace = ["--rate", "1B", "--duration", "1s"];
+    let done = ok_json(&[&["bench", "consume", "load", "--json"], &pace[..], &at].concat());
+    assert_eq!(done["requests"], 1);
+}
+
+#[test]
 fn impossible_measurements_are_refused() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
@@ -88,6 +104,8 @@ fn impossible_measurements_are_refused() {
     contains(&refused(2, &["produce", "load", "--batch-size", "1B"]), &["hold a record"]);
     contains(&refused(2, &["consume", "load", "--fetch-size", "0"]), &["--fetch-size"]);
     contains(&refused(2, &["consume", "load", "--follow"]), &["--duration"]);
+    let nowhere = ["produce", "load", "--total", "1TiB", "--samples", "/nonexistent/samples"];
+    contains(&refused(1, &nowhere), &["/nonexistent/samples"]);
     let large = refused(1, &["produce", "load", "--batch-size", "8MiB", "--total", "8MiB"]);
     contains(&large, &["topic load", "partition 0", "MessageTooLarge"]);
     // An empty topic counts as read.

@@ -1,6 +1,5 @@
 //! `alluvium bench consume`.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Buf;
@@ -63,8 +62,9 @@ struct PartitionReader {
 /// The server cannot be reached, or refuses; a batch is damaged or out of order.
 pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
     let fetch_bytes = i32::try_from(args.fetch_size.bytes).ok().filter(|bytes| *bytes > 0);
-    let fetch_bytes =
-        fetch_bytes.ok_or_else(|| Failure::Usage("--fetch-size must be 1 byte to 2GiB".into()))?;
+    let fetch_bytes = fetch_bytes.ok_or_else(|| {
+        Failure::Usage("--fetch-size must be at least 1 byte, and less than 2GiB".into())
+    })?;
     let (topic, shares) = shares(&args.common)?;
     if args.rate.is_some_and(|rate| rate.bytes == 0) {
         return Err(Failure::Usage("--rate is 0: nothing would be read".into()));
@@ -161,7 +161,7 @@ fn consume(
         if let Some(rate) = bytes_per_second {
             read_for += Duration::from_secs_f64(bytes as f64 / rate);
             let next = until.map_or(begun + read_for, |until| until.min(begun + read_for));
-            thread::sleep(next.saturating_duration_since(Instant::now()));
+            tally.sleep_until(next);
         }
     }
     Ok(())

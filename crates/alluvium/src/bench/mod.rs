@@ -124,7 +124,7 @@ struct Tally {
     started_unix: Duration,
     counts: Mutex<Counts>,
     /// Recorded only if they are to be written.
-    samples: Option<Mutex<Vec<Sample>>>,
+    samples: Option<(File, Mutex<Vec<Sample>>)>,
     /// Set when a connection has failed or the time is over; all connections stop.
     stop: AtomicBool,
 }
@@ -163,11 +163,19 @@ impl Tally {
             recent: Latencies::new()?,
             recent_bytes: 0,
         };
+        // An error is reported before the run, not after it.
+        let samples = match &common.samples {
+            None => None,
+            Some(path) => {
+                let file = File::create(path).map_err(|error| of_samples(path, &error))?;
+                Some((file, Mutex::default()))
+            }
+        };
         Ok(Self {
             started: Instant::now(),
             started_unix: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
             counts: Mutex::new(counts),
-            samples: common.samples.is_some().then(Mutex::default),
+            samples,
             stop: AtomicBool::new(false),
         })
     }
@@ -180,7 +188,7 @@ impl Tally {
         counts.all.record(sample.latency);
         counts.recent.record(sample.latency);
         drop(counts);
-        if let Some(samples) = &self.samples {
+        if let Some((_, samples)) = &self.samples {
             samples.lock().push(sample);
         }
     }
@@ -192,6 +200,18 @@ impl Tally {
 
     fn is_over(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Waits until this time, or until the run is over.
+    fn sleep_until(&self, time: Instant) {
+        const LONGEST: Duration = Duration::from_millis(100);
+        loop {
+            let left = time.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.is_over() {
+                return;
+            }
+            thread::sleep(left.min(LONGEST));
+        }
     }
 
     /// Runs one connection per share, with a line of progress each second.
@@ -266,10 +286,10 @@ impl Tally {
             bytes_per_second: counts.bytes as f64 / seconds,
             latency: counts.all.summary(),
         };
-        if let (Some(path), Some(samples)) = (&common.samples, self.samples) {
+        if let (Some(path), Some((file, samples))) = (&common.samples, self.samples) {
             let samples = samples.into_inner();
-            write_samples(path, self.started, self.started_unix, &samples)
-                .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?;
+            write_samples(file, self.started, self.started_unix, &samples)
+                .map_err(|error| of_samples(path, &error))?;
         }
         if common.server.json {
             return output::json(&outcome);
@@ -298,13 +318,17 @@ impl Tally {
     }
 }
 
+fn of_samples(path: &Path, error: &io::Error) -> Failure {
+    Failure::Failed(format!("{}: {error}", path.display()))
+}
+
 fn write_samples(
-    path: &Path,
+    file: File,
     started: Instant,
     started_unix: Duration,
     samples: &[Sample],
 ) -> io::Result<()> {
-    let mut file = BufWriter::new(File::create(path)?);
+    let mut file = BufWriter::new(file);
     writeln!(file, "due_unix_us,latency_us,bytes")?;
     for Sample { due, latency, bytes } in samples {
         let due = started_unix + due.saturating_duration_since(started);

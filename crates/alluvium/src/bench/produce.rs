@@ -176,7 +176,7 @@ fn drive(number: usize, share: &Share, plan: &Plan<'_>, tally: &Tally) -> Result
                 break;
             }
             if plan.spacing.is_some() {
-                thread::sleep(due.saturating_duration_since(Instant::now()));
+                tally.sleep_until(plan.end.map_or(due, |end| due.min(end)));
             }
             // There are no more permits when the thread that receives the answers has failed.
             if permits.recv().is_err() {
