@@ -322,6 +322,11 @@ impl Receiving {
 
     fn read_exact(&mut self, buf: &mut [u8]) -> Result<(), ClientError> {
         self.stream.read_exact(buf).map_err(|error| {
+            if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
+            {
+                let seconds = ANSWER_TIMEOUT.as_secs();
+                return self.error(format!("no answer within {seconds} s"));
+            }
             let reason = self.stream.reason(&error);
             // A listener with TLS or SASL closes the connection of a client that does not use it.
             let hint = match self.is_plain && error.kind() == std::io::ErrorKind::UnexpectedEof {

@@ -9,7 +9,9 @@ use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableT
 use kafka_protocol::messages::create_topics_response::CreatableTopicResult;
 use kafka_protocol::messages::delete_topics_request::DeleteTopicState;
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
-use kafka_protocol::messages::describe_configs_response::DescribeConfigsResourceResult;
+use kafka_protocol::messages::describe_configs_response::{
+    DescribeConfigsResourceResult, DescribeConfigsResult,
+};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::metadata_response::MetadataResponseTopic;
@@ -434,6 +436,30 @@ pub(crate) fn described_configs(
         configs.extend(result.configs);
     }
     Ok(configs)
+}
+
+/// Requests one setting of these topics.
+///
+/// # Errors
+/// The server does not answer.
+pub(crate) fn setting_of(
+    client: &mut Client,
+    topics: &[&str],
+    setting: &'static str,
+) -> Result<Vec<DescribeConfigsResult>, Failure> {
+    if topics.is_empty() {
+        return Ok(Vec::new());
+    }
+    let version = client.version::<DescribeConfigsRequest>(4).map_err(Failure::new)?;
+    let resource = |name: &&str| {
+        DescribeConfigsResource::default()
+            .with_resource_type(TOPIC_RESOURCE)
+            .with_resource_name(StrBytes::from_string((*name).to_owned()))
+            .with_configuration_keys(Some(vec![StrBytes::from_static_str(setting)]))
+    };
+    let resources = topics.iter().map(resource).collect();
+    let request = DescribeConfigsRequest::default().with_resources(resources);
+    Ok(client.call(version, &request).map_err(Failure::new)?.results)
 }
 
 #[derive(Serialize)]

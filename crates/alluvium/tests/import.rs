@@ -78,6 +78,9 @@ fn topics_are_imported_once_and_existing_ones_are_left_alone() {
     sides.produce("b", &["x"]);
 
     contains(&refused(2, &sides.import(&["--topics", "c"])), &["has no topic c: it has a, b"]);
+    contains(&refused(2, &sides.import(&["--topics", ""])), &["--topics names no topic"]);
+    let unknown = refused(2, &sides.import(&["--exclude-topics", "a,bb*"]));
+    contains(&unknown, &["--exclude-topics bb*: the source has no such topic"]);
     contains(
         &refused(1, &["import", "--from", "127.0.0.1:1", "--bootstrap", &sides.to.kafka]),
         &["127.0.0.1:1", "cannot connect"],
@@ -169,6 +172,72 @@ fn a_topic_that_is_created_again_at_the_source_is_another_one() {
     });
     following.end(Signal::INT);
     assert_eq!(sides.state(0, "a", &[]), "opened");
+}
+
+#[test]
+fn an_import_that_follows_leaves_topics_alone_that_were_opened() {
+    let sides = Sides::start();
+    for topic in ["a", "empty"] {
+        ok(&sides.at_source(&["topic", "create", topic]));
+    }
+    sides.produce("a", &["1"]);
+    let mut following = sides.follow();
+    until("it has caught up", || following.errors().contains("caught up"));
+    assert_eq!(sides.state(0, "a", &[]), "opened");
+    // What producers do to the topics at either side is no reason to delete them.
+    assert_eq!(produce(&sides.to.kafka, "a", b"at the target").unwrap(), 0);
+    sides.produce("a", &["at the source"]);
+    sides.produce("empty", &["at the source"]);
+    for topic in ["a", "empty"] {
+        let message = format!("topic {topic} was opened at the target");
+        until("it has noticed that", || following.errors().contains(&message));
+    }
+    sides.produce("empty", &["another one"]);
+    let passes = || following.errors().matches("caught up").count();
+    let before = passes();
+    until("it has copied again", || passes() > before);
+    assert_eq!(consume(&sides.to.kafka, "a"), ["1", "at the target"]);
+    assert!(consume(&sides.to.kafka, "empty").is_empty());
+    assert_eq!(following.end(Signal::INT).code(), Some(3), "{}", following.errors());
+    assert!(!following.errors().contains("elete"), "{}", following.errors());
+}
+
+#[test]
+fn a_topic_that_is_deleted_at_the_source_is_not_forgotten() {
+    let sides = Sides::start();
+    for topic in ["a", "b"] {
+        ok(&sides.at_source(&["topic", "create", topic]));
+    }
+    let mut following = sides.follow();
+    until("it has caught up", || following.errors().contains("caught up"));
+    ok(&sides.at_source(&["topic", "delete", "a"]));
+    until("it says so", || following.errors().contains("topic a: the source does not have"));
+    assert_eq!(following.end(Signal::INT).code(), Some(3), "{}", following.errors());
+    assert_eq!(sides.state(3, "a", &[]), "blocked");
+    assert_eq!(sides.state(0, "b", &["--topics", "b"]), "complete");
+}
+
+#[test]
+fn more_partitions_at_the_target_block_only_their_topic() {
+    let sides = Sides::start();
+    for topic in ["a", "b"] {
+        ok(&sides.at_source(&["topic", "create", topic]));
+    }
+    let mut following = sides.follow();
+    until("it has caught up", || following.errors().contains("caught up"));
+    following.end(Signal::INT);
+    let described = ok_json(&sides.at_target(&["topic", "describe", "a", "--json"]));
+    let source = described[0]["configs"]["alluvium.import"].as_str().unwrap().to_owned();
+    ok(&sides.at_target(&["topic", "delete", "a"]));
+    let setting = format!("alluvium.import={source}");
+    let words = ["topic", "create", "a", "--partitions", "2", "--config", &setting];
+    ok(&sides.at_target(&words));
+    assert_eq!(sides.state(0, "a", &["--dry-run"]), "blocked");
+    let output = run(&sides.import(&[]));
+    assert_eq!(output.status.code(), Some(3));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    contains(&text, &["topic a: it has 2 partitions at the target, and 1 at the source", "open"]);
+    assert_eq!(sides.state(0, "b", &["--topics", "b"]), "complete");
 }
 
 /// An import that follows. It is killed when it is dropped.

@@ -1,6 +1,6 @@
 //! What an import would do, and whether both sides are equal.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::thread;
 use std::time::Duration;
@@ -28,14 +28,16 @@ pub(super) fn plan(plan: &Plan) -> Result<Report, Failure> {
     let topics = plan.topics(&source)?;
     let mut report = Report { source: source.cluster.clone(), ..Report::default() };
     let there = topic::metadata(&mut target.admin, None)?;
-    let there: BTreeSet<_> = there.topics.iter().map(topic::name_of).collect();
+    let there: BTreeMap<_, _> =
+        there.topics.iter().map(|it| (topic::name_of(it), it.partitions.len())).collect();
     for topic in topics {
         let id = topic.id_in(&source.cluster);
         let settings = Settings::read(&mut source.admin, &topic.name)?;
-        let is_there = there.contains(topic.name.as_str());
+        let count = there.get(topic.name.as_str()).copied();
+        let is_there = count.is_some();
         let import = if is_there { target.import_of(&topic.name)? } else { None };
         let refused = match (is_there, &import) {
-            (false, _) => target.refused_for_new(&topic.name, &settings.own)?,
+            (false, _) => target.refused_for_new(&topic.name, &settings.wanted())?,
             (true, None) => BTreeMap::new(),
             (true, Some(_)) => {
                 let of_target = Settings::read(&mut target.admin, &topic.name)?;
@@ -43,7 +45,10 @@ pub(super) fn plan(plan: &Plan) -> Result<Report, Failure> {
             }
         };
         let mut planned = TopicReport::new(&id, refused);
-        if planned.block_without_leader(&topic) {
+        let is_ours = import.as_ref() == Some(&id);
+        if planned.block_without_leader(&topic)
+            || (is_ours && planned.block_with_more(&topic, count.unwrap_or(0)))
+        {
             report.topics.insert(topic.name, planned);
             continue;
         }
@@ -176,7 +181,9 @@ fn compared(
                 thread::sleep(Duration::from_secs(1));
                 (*source, _) = plan.connect()?;
                 let found = source.topics.iter().find(|it| it.name == *topic);
-                leader = found.map_or(leader, |found| found.leaders[*partition]);
+                // A topic that was created again may have fewer partitions.
+                let leaders = found.map(|found| &found.leaders[..]).unwrap_or_default();
+                leader = leaders.get(*partition).copied().unwrap_or(leader);
             }
             result => return result,
         }

@@ -98,13 +98,20 @@ pub(crate) fn run(args: &ImportArgs) -> Result<(), Failure> {
     output::start_logging("warn,alluvium=info,alluvium::progress=info")?;
     let mut from_access = Access::of(args.from_config.as_deref()).map_err(Failure::Usage)?;
     from_access.option = Some("--from-config");
+    let names = |topics: &[String]| -> Vec<String> {
+        topics.iter().filter(|name| !name.is_empty()).cloned().collect()
+    };
+    let wanted = names(&args.topics);
+    if wanted.is_empty() && !args.topics.is_empty() {
+        return Err(Failure::Usage("--topics names no topic".into()));
+    }
     let plan = Plan {
         from: args.from.clone(),
         from_access,
         to: args.common.bootstrap.clone(),
         to_access: args.common.access()?,
-        wanted: args.topics.iter().filter(|name| !name.is_empty()).cloned().collect(),
-        excluded: args.exclude_topics.clone(),
+        wanted,
+        excluded: names(&args.exclude_topics),
     };
     let report = match (args.dry_run, args.verify) {
         (true, _) => inspect::plan(&plan)?,

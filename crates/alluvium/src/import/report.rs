@@ -142,6 +142,18 @@ impl TopicReport {
         partition.is_some()
     }
 
+    /// Keeps the topic closed if the target has more partitions, this number, than the source.
+    pub(super) fn block_with_more(&mut self, topic: &SourceTopic, found: usize) -> bool {
+        let count = topic.leaders.len();
+        if found > count {
+            self.block(&format!(
+                "it has {found} partitions at the target, and {count} at the source: add \
+                 partitions at the source, or delete the topic at the target to begin again"
+            ));
+        }
+        found > count
+    }
+
     /// Adds what a pass has copied of a partition. Partitions come in their order.
     pub(super) fn add(&mut self, copied: Copied) {
         let Copied { position, start, end, digest, .. } = copied;

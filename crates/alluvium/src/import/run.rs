@@ -27,6 +27,9 @@ use crate::topic::{self, EARLIEST, LATEST};
 /// new records: committed offsets expire, by default after a week.
 const NOTE_ALL: Duration = Duration::from_secs(24 * 3600);
 
+const DELETED: &str = "the source does not have the topic any more: delete it at the target, too, \
+                       or delete its setting alluvium.import to keep it";
+
 /// What is imported, and from where to where.
 pub(super) struct Plan {
     pub(super) from: Vec<HostPort>,
@@ -84,18 +87,24 @@ impl Plan {
                 output::listed(&all.iter().map(|topic| &topic.name).collect::<Vec<_>>())
             )));
         }
+        let is_unknown = |name: &&String| !all.iter().any(|topic| matches(name, &topic.name));
+        if let Some(unknown) = self.excluded.iter().find(is_unknown) {
+            return Err(Failure::Usage(format!(
+                "--exclude-topics {unknown}: the source has no such topic"
+            )));
+        }
         Ok(self.existing(source))
     }
 
     /// Returns those of the wanted topics that the source has.
     fn existing(&self, source: &Source) -> Vec<SourceTopic> {
-        let is_in = |patterns: &[String], topic: &SourceTopic| {
-            patterns.iter().any(|pattern| matches(pattern, &topic.name))
-        };
-        let is_wanted = |topic: &&SourceTopic| {
-            (self.wanted.is_empty() || is_in(&self.wanted, topic)) && !is_in(&self.excluded, topic)
-        };
-        source.topics.iter().filter(is_wanted).cloned().collect()
+        let topics = source.topics.iter().filter(|topic| self.wants(&topic.name));
+        topics.cloned().collect()
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        let is_in = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, name));
+        (self.wanted.is_empty() || is_in(&self.wanted)) && !is_in(&self.excluded)
     }
 }
 
@@ -147,10 +156,28 @@ impl Import {
     /// # Errors
     /// A side cannot be reached, or refuses; records differ.
     pub(super) fn pass(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
+        let passed = self.copy_all(stop);
+        if let Err(Failure::Lost(_)) = &passed {
+            // Producers may have changed a topic that was opened meanwhile.
+            let mut target = Target::connect(&self.plan.to, &self.plan.to_access)?;
+            if self.leave_opened(&mut target)? {
+                return Ok(false);
+            }
+        }
+        passed
+    }
+
+    fn copy_all(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
         let (mut source, mut target) = self.plan.connect()?;
         let topics = self.topics(&source)?;
         self.report.source.clone_from(&source.cluster);
         let there = topic::metadata(&mut target.admin, None)?.topics;
+        self.leave_opened(&mut target)?;
+        if !self.has_copied {
+            let names: Vec<_> = there.iter().map(topic::name_of).collect();
+            self.add_deleted(&source, &mut target, &names)?;
+        }
+        self.block_deleted(&topics);
         let mut importing = Vec::new();
         for topic in &topics {
             let found = there.iter().find(|it| topic::name_of(it) == topic.name);
@@ -197,6 +224,58 @@ impl Import {
         Ok(!is_behind)
     }
 
+    /// Leaves topics alone that are ordinary ones since their import has begun in this run: another
+    /// command, or an operator, has opened them. Returns whether there are any.
+    fn leave_opened(&mut self, target: &mut Target) -> Result<bool, Failure> {
+        let importing = self.report.importing();
+        let begun = importing.iter().map(String::as_str);
+        let begun: Vec<_> = begun.filter(|name| self.begun.contains_key(*name)).collect();
+        let mut has_opened = false;
+        for (name, of) in target.imports_of(&begun)? {
+            let report = self.report.topics.get_mut(&name).expect("it is being imported");
+            if of.as_ref() != Some(&report.source) {
+                let reason =
+                    format!("topic {name} was opened at the target: nothing is copied any more");
+                tracing::warn!("{reason}");
+                (report.state, report.reason) = (State::Exists, Some(reason));
+                self.begun.remove(&name);
+                has_opened = true;
+            }
+        }
+        Ok(has_opened)
+    }
+
+    /// Adds topics whose import has begun in another run, and that the source does not have any
+    /// more.
+    fn add_deleted(
+        &mut self,
+        source: &Source,
+        target: &mut Target,
+        names: &[&str],
+    ) -> Result<(), Failure> {
+        let is_at_source = |name: &str| source.topics.iter().any(|topic| topic.name == name);
+        let is_left = |name: &&str| self.plan.wants(name) && !is_at_source(name);
+        let left: Vec<_> = names.iter().copied().filter(is_left).collect();
+        for (name, of) in target.imports_of(&left)? {
+            if let Some(of) = of.filter(|of| of.starts_with(&source.identity())) {
+                self.report.topics.insert(name, TopicReport::new(&of, BTreeMap::new()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks the topics that the source does not have any more.
+    fn block_deleted(&mut self, topics: &[SourceTopic]) {
+        let names: BTreeSet<_> = topics.iter().map(|topic| topic.name.as_str()).collect();
+        for (name, report) in &mut self.report.topics {
+            let is_known = report.reason.as_deref() == Some(DELETED);
+            if report.state.is_importing() && !names.contains(name.as_str()) && !is_known {
+                tracing::warn!("topic {name}: {DELETED}");
+                report.block(DELETED);
+            }
+        }
+    }
+
     /// Continues a topic whose import has begun in this run. Returns whether it is imported.
     fn resume(&mut self, name: &str) -> bool {
         let report = self.report.topics.get_mut(name).expect("its import has begun");
@@ -226,15 +305,19 @@ impl Import {
         if self.report.topics.get(name).is_some_and(|known| known.source != id) {
             // It was created again at the source: what is known is about another topic.
             self.settings.remove(name);
+            self.begun.remove(name);
         }
         if !self.settings.contains_key(name) {
             let mut settings = Settings::read(&mut source.admin, name)?;
             // Of a topic that exists they are found when it is opened.
-            let refused = match exists {
-                true => BTreeMap::new(),
-                false => target.refused_for_new(name, &settings.own)?,
-            };
-            settings.own.retain(|key, _| !refused.contains_key(key));
+            let mut refused = BTreeMap::new();
+            if !exists {
+                refused = target.refused_for_new(name, &settings.wanted())?;
+                // Some may be valid only with what comes from the source's brokers, which the topic
+                // gets when it is opened.
+                let not_yet = target.refused_for_new(name, &settings.own)?;
+                settings.own.retain(|key, _| !not_yet.contains_key(key));
+            }
             self.settings.insert(name.clone(), settings);
             self.report.topics.insert(name.clone(), TopicReport::new(&id, refused));
         }
@@ -265,6 +348,9 @@ impl Import {
                     tracing::warn!("{reason}: it is left alone");
                     report.reason = Some(reason);
                 }
+                Ok(false)
+            }
+            Err(NotBegun::Partitions { found, .. }) if report.block_with_more(topic, found) => {
                 Ok(false)
             }
             Err(other) => Err(other.into()),
@@ -326,6 +412,7 @@ impl Import {
     /// A side does not answer, or the source refuses to show groups.
     pub(super) fn copy_groups(&mut self) -> Result<(), Failure> {
         let (mut source, mut target) = self.plan.connect()?;
+        self.leave_opened(&mut target)?;
         let importing = self.report.importing();
         let names: BTreeSet<&str> = importing.iter().map(String::as_str).collect();
         if names.is_empty() {
@@ -397,12 +484,8 @@ impl Import {
         let (mut source, mut target) = self.plan.connect()?;
         let mut all = true;
         let topics = self.topics(&source)?;
-        let names: BTreeSet<_> = topics.iter().map(|topic| topic.name.as_str()).collect();
-        for (name, report) in &mut self.report.topics {
-            if report.state.is_importing() && !names.contains(name.as_str()) {
-                report.block("the source does not have the topic any more");
-            }
-        }
+        self.leave_opened(&mut target)?;
+        self.block_deleted(&topics);
         for topic in &topics {
             let Some(report) = self.report.topics.get_mut(&topic.name) else {
                 all = false;
@@ -437,7 +520,7 @@ impl Import {
             let mut changes = of_source.changes(&of_target);
             let refused = target.refused_changes(&topic.name, &changes)?;
             changes.retain(|(key, _)| !refused.contains_key(key));
-            report.refused_settings.extend(refused);
+            report.refused_settings = refused;
             let starts: Vec<_> = report.partitions.iter().map(|it| it.start).collect();
             let finished = target.finish(&topic.name, &starts, changes);
             finished.map_err(|reason| {

@@ -55,6 +55,13 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Returns the settings that a topic of the target is to have.
+    pub(super) fn wanted(&self) -> BTreeMap<String, String> {
+        let decisive = DECISIVE.iter().filter_map(|name| self.effective.get_key_value(*name));
+        let decisive = decisive.map(|(name, value)| (name.clone(), value.clone()));
+        decisive.chain(self.own.clone()).collect()
+    }
+
     /// Whether log compaction removes records.
     pub(super) fn is_compacted(&self) -> bool {
         self.effective.get("cleanup.policy").is_some_and(|policy| policy.contains("compact"))
@@ -114,6 +121,8 @@ mod tests {
             ("flush.messages".to_owned(), None),
         ];
         assert_eq!(source.changes(&target), expected);
+        let names = ["cleanup.policy", "retention.bytes", "retention.ms", "segment.bytes"];
+        assert_eq!(source.wanted().into_keys().collect::<Vec<_>>(), names);
         assert!(!source.is_compacted());
     }
 }

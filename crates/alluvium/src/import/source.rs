@@ -31,13 +31,19 @@ pub(super) struct SourceTopic {
     pub(super) leaders: Vec<i32>,
 }
 
+/// Returns what the identities of the topics of a cluster begin with.
+fn identity(cluster: &str) -> String {
+    format!("kafka {cluster}, topic ")
+}
+
 impl SourceTopic {
     /// Returns the permanent identity of the topic: a topic that is created again has another ID.
     /// Kafka before 2.8 has no IDs.
     pub(super) fn id_in(&self, cluster: &str) -> String {
+        let of_cluster = identity(cluster);
         match self.id.is_nil() {
-            true => format!("kafka {cluster}, topic {}", self.name),
-            false => format!("kafka {cluster}, topic {}", self.id),
+            true => format!("{of_cluster}{}", self.name),
+            false => format!("{of_cluster}{}", self.id),
         }
     }
 
@@ -55,6 +61,11 @@ impl SourceTopic {
 }
 
 impl Source {
+    /// Returns what the identities of its topics begin with.
+    pub(super) fn identity(&self) -> String {
+        identity(&self.cluster)
+    }
+
     /// Connects to the first address that answers, and asks for the topics and brokers.
     ///
     /// # Errors

@@ -179,6 +179,31 @@ impl Target {
         Ok(of.filter(|source| !source.is_empty()))
     }
 
+    /// Returns what these topics are being imported from: `None` for an ordinary one. Topics that
+    /// do not exist are left out.
+    ///
+    /// # Errors
+    /// The server does not answer, or refuses.
+    pub(super) fn imports_of(
+        &mut self,
+        names: &[&str],
+    ) -> Result<BTreeMap<String, Option<String>>, Failure> {
+        let mut imports = BTreeMap::new();
+        for result in topic::setting_of(&mut self.admin, names, IMPORT_SETTING)? {
+            let name = result.resource_name.to_string();
+            if result.error_code == ResponseError::UnknownTopicOrPartition.code() {
+                continue;
+            }
+            if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
+                return Err(Failure::Failed(format!("settings of topic {name}: {reason}")));
+            }
+            let value = result.configs.into_iter().find_map(|config| config.value);
+            let source = value.map(|value| value.to_string());
+            imports.insert(name, source.filter(|source| !source.is_empty()));
+        }
+        Ok(imports)
+    }
+
     /// Returns the settings that the server refuses for a new topic, with its reasons.
     ///
     /// # Errors
@@ -321,8 +346,9 @@ impl Target {
     }
 }
 
-/// Returns the changes that `validate` refuses: all of them are asked for at once, and only if they
-/// are refused one by one. `validate` returns the error code and its text.
+/// Returns the changes that `validate` refuses, with its reasons. If it does not accept all of them
+/// at once, they are added one by one to those that it accepts, in any order: a setting may be
+/// valid only with the new value of another one. `validate` returns the error code and its text.
 fn refused(
     changes: &[Change],
     mut validate: impl FnMut(&[Change]) -> Result<(i16, Option<String>), Failure>,
@@ -332,20 +358,24 @@ fn refused(
         (code, Some(reason)) if code == ResponseError::InvalidConfig.code() => Ok(Some(reason)),
         (_, Some(reason)) => Err(Failure::Failed(reason)),
     };
-    let mut refused = BTreeMap::new();
-    if !changes.is_empty() && validate(changes)?.is_some() {
-        for change in changes {
-            if let Some(reason) = validate(std::slice::from_ref(change))? {
-                refused.insert(change.0.clone(), reason);
+    if changes.is_empty() || validate(changes)?.is_none() {
+        return Ok(BTreeMap::new());
+    }
+    let (mut accepted, mut left) = (Vec::new(), changes.to_vec());
+    loop {
+        let mut refused = BTreeMap::new();
+        let before = left.len();
+        for change in std::mem::take(&mut left) {
+            accepted.push(change);
+            if let Some(reason) = validate(&accepted)? {
+                left.extend(accepted.pop());
+                refused.extend(left.last().map(|(name, _)| (name.clone(), reason)));
             }
         }
-        let left: Vec<_> =
-            changes.iter().filter(|(key, _)| !refused.contains_key(key)).cloned().collect();
-        if let Some(reason) = validate(&left)? {
-            return Err(Failure::Failed(format!("settings contradict each other: {reason}")));
+        if left.is_empty() || left.len() == before {
+            return Ok(refused);
         }
     }
-    Ok(refused)
 }
 
 /// A connection that appends batches of imports.
@@ -395,5 +425,43 @@ impl Appender {
         let Some(correlation) = self.in_flight.pop_front() else { return Ok(()) };
         let answer = self.receiving.answer::<ProduceRequest>(self.version, correlation);
         produce::check(&answer.map_err(|error| error.to_string())?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that knows `a` and `b`, of which `a` must not be greater.
+    fn refused_by_model(a: i64, b: i64, changes: &[(&str, i64)]) -> Vec<String> {
+        let changes: Vec<Change> =
+            changes.iter().map(|(name, value)| ((*name).into(), Some(value.to_string()))).collect();
+        let refused = refused(&changes, |changes| {
+            let of = |name, before| {
+                let change = changes.iter().find(|(of, _)| of == name);
+                change.map_or(before, |(_, value)| value.as_ref().unwrap().parse().unwrap())
+            };
+            let is_unknown = changes.iter().any(|(name, _)| name != "a" && name != "b");
+            let reason = match is_unknown {
+                true => Some("unknown".to_owned()),
+                false => (of("a", a) > of("b", b)).then(|| "a is greater".to_owned()),
+            };
+            Ok((if reason.is_some() { ResponseError::InvalidConfig.code() } else { 0 }, reason))
+        });
+        refused.map_err(|failure| failure.message().to_owned()).unwrap().into_keys().collect()
+    }
+
+    #[test]
+    fn settings_are_refused_only_if_the_others_do_not_make_them_valid() {
+        let none = [""; 0];
+        assert_eq!(refused_by_model(5, 9, &[]), none);
+        assert_eq!(refused_by_model(5, 9, &[("a", 1), ("b", 2)]), none);
+        for changes in [[("a", 1), ("b", 2)], [("b", 2), ("a", 1)]] {
+            let with_unknown = [&changes[..], &[("c", 0)]].concat();
+            assert_eq!(refused_by_model(5, 9, &with_unknown), ["c"], "lower");
+            assert_eq!(refused_by_model(0, 0, &with_unknown), ["c"], "higher");
+        }
+        assert_eq!(refused_by_model(5, 9, &[("a", 10), ("c", 0)]), ["a", "c"]);
+        assert_eq!(refused_by_model(5, 9, &[("b", 3), ("a", 4)]), ["b"]);
     }
 }
