@@ -18,7 +18,7 @@ use crate::kafka::{Cluster, Kafka};
 const MOST_LOCAL_RECORDS: i64 = (32 + 2 * 16) << 10;
 const LIMIT: Duration = Duration::from_secs(1800);
 const POLL_EVERY: Duration = Duration::from_millis(100);
-/// A broker shows a new topic a moment before it leads the topic's partitions.
+/// A broker shows a new leader a moment before that one leads.
 const UNTIL_LED: Duration = Duration::from_secs(1);
 
 /// Waits until each broker has learned of a new topic. Until then it refuses batches, and the
@@ -38,11 +38,19 @@ pub(super) fn until_in_sync(address: &str, topic: &str) -> Result<(), Error> {
     })
 }
 
-/// Waits until brokers other than this one lead all partitions.
-pub(super) fn until_led_by_others(address: &str, topic: &str, broker: u32) -> Result<(), Error> {
-    until(address, topic, "other brokers lead all partitions", |partition| {
-        u32::try_from(partition.leader_id.0).is_ok_and(|leader| leader != broker)
-    })
+/// Waits until brokers other than this one lead all partitions, and each of them knows it.
+pub(super) fn until_led_by_others(
+    others: &[String],
+    topic: &str,
+    broker: u32,
+) -> Result<(), Error> {
+    for address in others {
+        until(address, topic, "other brokers lead all partitions", |partition| {
+            u32::try_from(partition.leader_id.0).is_ok_and(|leader| leader != broker)
+        })?;
+    }
+    thread::sleep(UNTIL_LED);
+    Ok(())
 }
 
 fn until(

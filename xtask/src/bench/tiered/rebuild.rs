@@ -246,10 +246,11 @@ fn broker(
         partitions::until_remote(&cluster, "old")?;
     }
     // The last one: the first is the controller, too.
-    let lost = cluster.brokers.last_mut().ok_or("no broker")?;
+    let (lost, others) = cluster.brokers.split_last_mut().ok_or("no broker")?;
     lost.lose_logs()?;
     // The others lead all partitions from then on, before the producer starts.
-    partitions::until_led_by_others(&load.address, "live", BROKERS)?;
+    let others: Vec<_> = others.iter().map(|other| other.address()).collect();
+    partitions::until_led_by_others(&others, "live", BROKERS)?;
     let (rate, time) = (format!("{}MiB", options.rate), format!("{MEASURED_SECONDS}s"));
     let words = ["--rate", &rate, "--duration", &time];
     let producer = load.start("produce", "live", &words)?;
