@@ -1,12 +1,26 @@
 //! Shared parts of the loads of `alluvium wal bench` and `alluvium bench`: the data that they
-//! write, and latency figures.
+//! write, latency figures, and waits.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::output::Failure;
+
+/// Waits until this time, or until `stop` is set.
+pub(crate) fn sleep_until(time: Instant, stop: &AtomicBool) {
+    const LONGEST: Duration = Duration::from_millis(50);
+    loop {
+        let left = time.saturating_duration_since(Instant::now());
+        if left.is_zero() || stop.load(Ordering::Relaxed) {
+            return;
+        }
+        thread::sleep(left.min(LONGEST));
+    }
+}
 
 /// Maximum recorded latency; a longer one counts as this.
 const MAX_LATENCY_NS: u64 = 60_000_000_000;

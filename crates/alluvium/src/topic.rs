@@ -421,15 +421,8 @@ pub(crate) fn described_configs(
     client: &mut Client,
     name: &str,
 ) -> Result<Vec<DescribeConfigsResourceResult>, Failure> {
-    let version = client.version::<DescribeConfigsRequest>(4).map_err(Failure::new)?;
-    let resource = DescribeConfigsResource::default()
-        .with_resource_type(TOPIC_RESOURCE)
-        .with_resource_name(StrBytes::from_string(name.to_string()))
-        .with_configuration_keys(None);
-    let request = DescribeConfigsRequest::default().with_resources(vec![resource]);
-    let answer = client.call(version, &request).map_err(Failure::new)?;
     let mut configs = Vec::new();
-    for result in answer.results {
+    for result in describe_configs(client, &[name], None)? {
         if let Some(reason) = refusal(result.error_code, result.error_message.as_ref()) {
             return Err(Failure::Failed(format!("settings of topic {name}: {reason}")));
         }
@@ -438,24 +431,21 @@ pub(crate) fn described_configs(
     Ok(configs)
 }
 
-/// Requests one setting of these topics.
+/// Requests the settings of topics with this name, or all of them. Each answer has an error code.
 ///
 /// # Errors
 /// The server does not answer.
-pub(crate) fn setting_of(
+pub(crate) fn describe_configs(
     client: &mut Client,
     topics: &[&str],
-    setting: &'static str,
+    setting: Option<&'static str>,
 ) -> Result<Vec<DescribeConfigsResult>, Failure> {
-    if topics.is_empty() {
-        return Ok(Vec::new());
-    }
     let version = client.version::<DescribeConfigsRequest>(4).map_err(Failure::new)?;
     let resource = |name: &&str| {
         DescribeConfigsResource::default()
             .with_resource_type(TOPIC_RESOURCE)
             .with_resource_name(StrBytes::from_string((*name).to_owned()))
-            .with_configuration_keys(Some(vec![StrBytes::from_static_str(setting)]))
+            .with_configuration_keys(setting.map(|name| vec![StrBytes::from_static_str(name)]))
     };
     let resources = topics.iter().map(resource).collect();
     let request = DescribeConfigsRequest::default().with_resources(resources);

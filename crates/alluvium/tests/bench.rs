@@ -8,6 +8,15 @@ use support::{Server, contains, ok, ok_json, refused};
 
 const MIB: u64 = 1 << 20;
 
+/// Starts a server with the topic `load`.
+fn server_with_topic(partitions: &str) -> (tempfile::TempDir, Server) {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
+    let words = ["topic", "create", "load", "--partitions", partitions, "--bootstrap"];
+    ok(&[&words[..], &[server.kafka.as_str()]].concat());
+    (data, server)
+}
+
 /// Reads the samples that were written: due time, latency, bytes.
 fn samples(path: &std::path::Path) -> Vec<[u64; 3]> {
     let text = fs::read_to_string(path).unwrap();
@@ -23,11 +32,9 @@ fn samples(path: &std::path::Path) -> Vec<[u64; 3]> {
 
 #[test]
 fn produced_records_are_consumed_and_counted() {
-    let data = tempfile::tempdir().unwrap();
-    let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
+    let (data, server) = server_with_topic("3");
     let at = ["--bootstrap", server.kafka.as_str()];
     let bench = |arguments: &[&str]| ok_json(&[&["bench"], arguments, &at, &["--json"]].concat());
-    ok(&[&["topic", "create", "load", "--partitions", "3"], &at[..]].concat());
 
     let produced = data.path().join("produced.csv");
     let path = produced.to_str().unwrap();
@@ -63,10 +70,8 @@ fn produced_records_are_consumed_and_counted() {
 
 #[test]
 fn a_rate_offers_exactly_its_batches() {
-    let data = tempfile::tempdir().unwrap();
-    let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
+    let (_data, server) = server_with_topic("2");
     let at = ["--bootstrap", server.kafka.as_str()];
-    ok(&[&["topic", "create", "load", "--partitions", "2"], &at[..]].concat());
     let pace = ["--rate", "1MiB", "--duration", "1s", "--batch-size", "64KiB"];
     let done = ok_json(&[&["bench", "produce", "load", "--json"], &pace[..], &at].concat());
     assert_eq!(done["bytes"], MIB, "regardless of their latency");
@@ -76,10 +81,8 @@ fn a_rate_offers_exactly_its_batches() {
 
 #[test]
 fn a_run_ends_at_its_end_although_the_next_batch_is_due_later() {
-    let data = tempfile::tempdir().unwrap();
-    let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
+    let (_data, server) = server_with_topic("2");
     let at = ["--bootstrap", server.kafka.as_str()];
-    ok(&[&["topic", "create", "load", "--partitions", "2"], &at[..]].concat());
     // The second batch is due after a day.
     let pace = ["--rate", "1B", "--duration", "1s", "--batch-size", "64KiB"];
     let done = ok_json(&[&["bench", "produce", "load", "--json"], &pace[..], &at].concat());
@@ -92,10 +95,8 @@ fn a_run_ends_at_its_end_although_the_next_batch_is_due_later() {
 
 #[test]
 fn impossible_measurements_are_refused() {
-    let data = tempfile::tempdir().unwrap();
-    let server = Server::start(data.path(), &["--wal-capacity", "64MiB"]);
+    let (_data, server) = server_with_topic("1");
     let at = ["--bootstrap", server.kafka.as_str()];
-    ok(&[&["topic", "create", "load"], &at[..]].concat());
     let refused = |code, arguments: &[&str]| refused(code, &[&["bench"], arguments, &at].concat());
     contains(&refused(1, &["produce", "other"]), &["topic other", "does not exist"]);
     contains(&refused(1, &["consume", "other"]), &["topic other", "does not exist"]);

@@ -30,6 +30,15 @@ impl Sides {
         Self { _parts: parts, from, to }
     }
 
+    /// With topics at the source.
+    fn with(topics: &[&str]) -> Self {
+        let sides = Self::start();
+        for topic in topics {
+            ok(&sides.at_source(&["topic", "create", topic]));
+        }
+        sides
+    }
+
     /// The words of an import.
     fn import<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
         let sides = ["import", "--from", &self.from.kafka, "--bootstrap", &self.to.kafka];
@@ -57,6 +66,12 @@ impl Sides {
         command.args(self.import(&["--follow"])).stdout(Stdio::null());
         let child = command.stderr(File::create(&log).unwrap()).spawn().unwrap();
         Following { child, log, _directory: directory }
+    }
+
+    fn follow_until_caught_up(&self) -> Following {
+        let following = self.follow();
+        until("it has caught up", || following.errors().contains("caught up"));
+        following
     }
 
     /// The state of a topic after an import with this exit code.
@@ -176,20 +191,16 @@ fn a_topic_that_is_created_again_at_the_source_is_another_one() {
 
 #[test]
 fn an_import_that_follows_leaves_topics_alone_that_were_opened() {
-    let sides = Sides::start();
-    for topic in ["a", "empty"] {
-        ok(&sides.at_source(&["topic", "create", topic]));
-    }
+    let sides = Sides::with(&["a", "empty"]);
     sides.produce("a", &["1"]);
-    let mut following = sides.follow();
-    until("it has caught up", || following.errors().contains("caught up"));
+    let mut following = sides.follow_until_caught_up();
     assert_eq!(sides.state(0, "a", &[]), "opened");
     // What producers do to the topics at either side is no reason to delete them.
     assert_eq!(produce(&sides.to.kafka, "a", b"at the target").unwrap(), 0);
     sides.produce("a", &["at the source"]);
     sides.produce("empty", &["at the source"]);
     for topic in ["a", "empty"] {
-        let message = format!("topic {topic} was opened at the target");
+        let message = format!("topic {topic}: it was opened at the target");
         until("it has noticed that", || following.errors().contains(&message));
     }
     sides.produce("empty", &["another one"]);
@@ -204,12 +215,8 @@ fn an_import_that_follows_leaves_topics_alone_that_were_opened() {
 
 #[test]
 fn a_topic_that_is_deleted_at_the_source_is_not_forgotten() {
-    let sides = Sides::start();
-    for topic in ["a", "b"] {
-        ok(&sides.at_source(&["topic", "create", topic]));
-    }
-    let mut following = sides.follow();
-    until("it has caught up", || following.errors().contains("caught up"));
+    let sides = Sides::with(&["a", "b"]);
+    let mut following = sides.follow_until_caught_up();
     ok(&sides.at_source(&["topic", "delete", "a"]));
     until("it says so", || following.errors().contains("topic a: the source does not have"));
     assert_eq!(following.end(Signal::INT).code(), Some(3), "{}", following.errors());
@@ -219,12 +226,8 @@ fn a_topic_that_is_deleted_at_the_source_is_not_forgotten() {
 
 #[test]
 fn more_partitions_at_the_target_block_only_their_topic() {
-    let sides = Sides::start();
-    for topic in ["a", "b"] {
-        ok(&sides.at_source(&["topic", "create", topic]));
-    }
-    let mut following = sides.follow();
-    until("it has caught up", || following.errors().contains("caught up"));
+    let sides = Sides::with(&["a", "b"]);
+    let mut following = sides.follow_until_caught_up();
     following.end(Signal::INT);
     let described = ok_json(&sides.at_target(&["topic", "describe", "a", "--json"]));
     let source = described[0]["configs"]["alluvium.import"].as_str().unwrap().to_owned();

@@ -67,14 +67,6 @@ impl Run {
         self.ranges.iter().map(|range| range.payload_bytes).sum()
     }
 
-    /// Whether it is one range that shares an object, and its neighbours are not merged with it
-    /// either if it moves to another one.
-    fn is_enclosed(&self, large_bytes: u64) -> bool {
-        let is_shared = self.destination != Destination::Alone;
-        let [range] = &self.ranges[..] else { return false };
-        is_shared && self.stream.tail.lock().is_enclosed(range.start, large_bytes)
-    }
-
     /// Returns the offset after the last range.
     fn end(&self) -> StreamOffset {
         self.ranges[self.ranges.len() - 1].end
@@ -295,13 +287,9 @@ async fn next(
     for object in &objects {
         of_objects.insert(object.id, indexes.get(shared, object).await?);
     }
-    let mut runs = runs_in(shared, &of_objects, choice.large_bytes);
-    drop(of_objects);
     let is_for_waste = objects.len() == 1;
-    if !is_for_waste {
-        runs.retain(|run| !run.is_enclosed(choice.large_bytes));
-    }
-    number(&mut runs);
+    let runs = runs_in(shared, &of_objects, choice.large_bytes, is_for_waste);
+    drop(of_objects);
     if !runs.is_empty() {
         compact(shared, runs, indexes, generation).await?;
     }
@@ -341,12 +329,13 @@ async fn own_run(shared: &Shared, choice: Choice, left_out: &LeftOut) -> Option<
     }
 }
 
-/// Returns all ranges in these objects, with neighbours together, by stream and offset. Those that
-/// are to share an object are not numbered.
+/// Returns the ranges in these objects, with neighbours together, by stream and offset: all of
+/// them, or all that are not enclosed.
 fn runs_in(
     shared: &Shared,
     indexes: &HashMap<ObjectId, Arc<[Block]>>,
     large_bytes: u64,
+    with_enclosed: bool,
 ) -> Vec<Run> {
     let mut starts: BTreeMap<StreamId, BTreeSet<StreamOffset>> = BTreeMap::new();
     for blocks in indexes.values() {
@@ -374,28 +363,20 @@ fn runs_in(
             }
             end = Some(range.end);
         }
+        let is_enclosed =
+            |ranges: &[Range]| matches!(ranges, [range] if tail.is_enclosed(range, large_bytes));
+        neighbours.retain(|ranges| with_enclosed || !is_enclosed(ranges));
         drop(tail);
+        let mut together = 0..;
         for ranges in neighbours {
             let mut run = Run { stream: stream.clone(), ranges, destination: Destination::Alone };
             if run.payload_bytes() < large_bytes {
-                run.destination = Destination::Together(0);
+                run.destination = Destination::Together(together.next().expect("endless"));
             }
             runs.push(run);
         }
     }
     runs
-}
-
-/// Numbers the objects that runs share: the runs of a stream go to different ones.
-fn number(runs: &mut [Run]) {
-    for of_a_stream in runs.chunk_by_mut(|one, next| one.stream.id == next.stream.id) {
-        let mut numbers = 0..;
-        for run in of_a_stream {
-            if let Destination::Together(number) = &mut run.destination {
-                *number = numbers.next().expect("endless");
-            }
-        }
-    }
 }
 
 /// Creates an object of about this much payload.

@@ -165,7 +165,7 @@ impl Peers {
         load.create(topic, PARTITIONS, settings)?;
         match self {
             Self::Server(_) => Ok(()),
-            Self::Cluster(cluster) => partitions::until_known(cluster, topic),
+            Self::Cluster(cluster) => partitions::until_known(&cluster.brokers, topic),
         }
     }
 
@@ -290,7 +290,7 @@ fn measure(
             Peers::Cluster(cluster) => {
                 rustix::fs::sync();
                 if system == System::TieredKafka {
-                    partitions::until_remote(cluster, "old")?;
+                    partitions::until_remote(&cluster.brokers, "old")?;
                 }
             }
         }

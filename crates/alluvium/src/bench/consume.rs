@@ -47,7 +47,6 @@ pub(crate) struct ConsumeArgs {
 }
 
 /// A partition, the position of its reader, and the range to read.
-#[derive(Clone)]
 struct PartitionReader {
     partition: i32,
     next: i64,
@@ -69,28 +68,25 @@ pub(super) fn run(args: &ConsumeArgs) -> Result<(), Failure> {
     if args.rate.is_some_and(|rate| rate.bytes == 0) {
         return Err(Failure::Usage("--rate is 0: nothing would be read".into()));
     }
-    let readers = shares.iter().map(|share| readers(share, &topic, args.follow));
-    let readers = readers.collect::<Result<Vec<_>, Failure>>()?;
     let rate_of_share = args.rate.map(|rate| rate.bytes as f64 / shares.len() as f64);
     let tally = Tally::new(&args.common)?;
     let until = args.duration.and_then(|span| tally.started.checked_add(span.0));
-    tally.drive(&shares, |number, share| {
-        let readers = readers[number].clone();
-        consume(args, fetch_bytes, share, &topic, readers, (until, rate_of_share), &tally)
+    tally.drive(&shares, |_, share| {
+        consume(args, fetch_bytes, share, &topic, (until, rate_of_share), &tally)
     })?;
     tally.report(&args.common)
 }
 
-/// Requests the offsets of the partitions of a connection, from the broker that leads them.
+/// Requests the offsets of these partitions from the broker that leads them.
 fn readers(
-    share: &Share,
+    client: &mut Client,
     topic: &MetadataResponseTopic,
+    partitions: &[i32],
     follow: bool,
 ) -> Result<Vec<PartitionReader>, Failure> {
-    let mut client = Client::connect(&share.broker, &share.access).map_err(Failure::new)?;
-    let topic = only(topic, &share.partitions);
-    let starts = offsets(&mut client, &topic, EARLIEST)?;
-    let ends = offsets(&mut client, &topic, LATEST)?;
+    let topic = only(topic, partitions);
+    let starts = offsets(client, &topic, EARLIEST)?;
+    let ends = offsets(client, &topic, LATEST)?;
     let reader = |partition: &i32| {
         let missing = || Failure::Failed(format!("partition {partition}: no offset in the answer"));
         let start = *starts.get(partition).ok_or_else(missing)?;
@@ -98,7 +94,7 @@ fn readers(
         let (next, end) = if follow { (end, None) } else { (start, Some(end)) };
         Ok(PartitionReader { partition: *partition, next, start, end })
     };
-    share.partitions.iter().map(reader).collect()
+    partitions.iter().map(reader).collect()
 }
 
 /// Returns the topic with these partitions only: the others may have other leaders.
@@ -113,13 +109,13 @@ fn consume(
     fetch_bytes: i32,
     share: &Share,
     topic: &MetadataResponseTopic,
-    mut readers: Vec<PartitionReader>,
     (until, bytes_per_second): (Option<Instant>, Option<f64>),
     tally: &Tally,
 ) -> Result<(), Failure> {
     let mut client = Client::connect(&share.broker, &share.access).map_err(Failure::new)?;
     let version = client.version::<FetchRequest>(NEWEST).map_err(Failure::new)?;
     let name = topic_name(&args.common.topic);
+    let mut readers = readers(&mut client, topic, &share.partitions, args.follow)?;
     // These partitions are empty and stay so in the range to read.
     readers.retain(|reader| reader.end.is_none_or(|end| reader.start < end));
     let (begun, mut read_for) = (Instant::now(), Duration::ZERO);

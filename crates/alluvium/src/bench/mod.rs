@@ -204,14 +204,7 @@ impl Tally {
 
     /// Waits until this time, or until the run is over.
     fn sleep_until(&self, time: Instant) {
-        const LONGEST: Duration = Duration::from_millis(100);
-        loop {
-            let left = time.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.is_over() {
-                return;
-            }
-            thread::sleep(left.min(LONGEST));
-        }
+        crate::load::sleep_until(time, &self.stop);
     }
 
     /// Runs one connection per share, with a line of progress each second.

@@ -30,12 +30,13 @@ pub(super) fn plan(plan: &Plan) -> Result<Report, Failure> {
     let there = topic::metadata(&mut target.admin, None)?;
     let there: BTreeMap<_, _> =
         there.topics.iter().map(|it| (topic::name_of(it), it.partitions.len())).collect();
+    let mut imports = imports(&mut target, &topics)?;
     for topic in topics {
         let id = topic.id_in(&source.cluster);
         let settings = Settings::read(&mut source.admin, &topic.name)?;
         let count = there.get(topic.name.as_str()).copied();
         let is_there = count.is_some();
-        let import = if is_there { target.import_of(&topic.name)? } else { None };
+        let import = imports.remove(&topic.name).flatten();
         let refused = match (is_there, &import) {
             (false, _) => target.refused_for_new(&topic.name, &settings.wanted())?,
             (true, None) => BTreeMap::new(),
@@ -68,6 +69,15 @@ pub(super) fn plan(plan: &Plan) -> Result<Report, Failure> {
     Ok(report)
 }
 
+/// Returns what topics of the target are being imported from.
+fn imports(
+    target: &mut Target,
+    topics: &[SourceTopic],
+) -> Result<BTreeMap<String, Option<String>>, Failure> {
+    let names: Vec<_> = topics.iter().map(|topic| topic.name.as_str()).collect();
+    target.imports_of(&names)
+}
+
 /// Returns the first offset and the last stable offset of each partition.
 fn range(source: &Source, topic: &SourceTopic) -> Result<(Vec<u64>, Vec<u64>), Failure> {
     let partitions = topic.positions();
@@ -84,6 +94,7 @@ pub(super) fn verify(plan: &Plan) -> Result<Report, Failure> {
     let topics = plan.topics(&source)?;
     let mut report = Report { source: source.cluster.clone(), ..Report::default() };
     let there = topic::metadata(&mut target.admin, None)?.topics;
+    let mut imports = imports(&mut target, &topics)?;
     let mut ranges = Vec::new();
     for topic in topics {
         let mut of_topic = TopicReport::new(&topic.id_in(&source.cluster), BTreeMap::new());
@@ -94,7 +105,7 @@ pub(super) fn verify(plan: &Plan) -> Result<Report, Failure> {
         };
         of_topic.state = State::Compared;
         compare_settings(&mut source, &mut target, &topic, &mut of_topic)?;
-        of_topic.is_import = target.import_of(&topic.name)?.is_some();
+        of_topic.is_import = imports.remove(&topic.name).flatten().is_some();
         let count = found.partitions.len();
         if count != topic.leaders.len() {
             let of_source = topic.leaders.len();

@@ -27,6 +27,7 @@ use self::run::{Import, Plan};
 use crate::address::HostPort;
 use crate::catalog;
 use crate::kafka::Access;
+use crate::load::sleep_until;
 use crate::output::{self, Failure};
 use crate::serve::Signals;
 use crate::topic::Common;
@@ -176,10 +177,7 @@ fn follow(import: &mut Import) -> Result<(), Failure> {
                 tracing::warn!("{}; next attempt in {seconds} s", failure.message());
             }
         }
-        let until = Instant::now() + pause;
-        while Instant::now() < until && !stop.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(50));
-        }
+        sleep_until(Instant::now() + pause, &stop);
     }
     Ok(())
 }

@@ -142,7 +142,8 @@ impl TopicReport {
         partition.is_some()
     }
 
-    /// Keeps the topic closed if the target has more partitions, this number, than the source.
+    /// Keeps the topic closed if `found`, the number of partitions at the target, is more than the
+    /// source has.
     pub(super) fn block_with_more(&mut self, topic: &SourceTopic, found: usize) -> bool {
         let count = topic.leaders.len();
         if found > count {

@@ -27,8 +27,9 @@ use crate::topic::{self, EARLIEST, LATEST};
 /// new records: committed offsets expire, by default after a week.
 const NOTE_ALL: Duration = Duration::from_secs(24 * 3600);
 
-const DELETED: &str = "the source does not have the topic any more: delete it at the target, too, \
-                       or delete its setting alluvium.import to keep it";
+/// Why a topic is blocked that the source has deleted.
+const DELETED: &str = "the source does not have the topic any more: delete it at the target as \
+                       well, or remove its setting alluvium.import to keep it";
 
 /// What is imported, and from where to where.
 pub(super) struct Plan {
@@ -78,7 +79,7 @@ impl Plan {
     /// The source does not have one.
     pub(super) fn topics(&self, source: &Source) -> Result<Vec<SourceTopic>, Failure> {
         let all = &source.topics;
-        let is_missing = |wanted: &&String| !all.iter().any(|topic| matches(wanted, &topic.name));
+        let is_missing = |name: &&String| !all.iter().any(|topic| matches(name, &topic.name));
         let missing: Vec<_> = self.wanted.iter().filter(is_missing).collect();
         if !missing.is_empty() {
             return Err(Failure::Usage(format!(
@@ -87,8 +88,7 @@ impl Plan {
                 output::listed(&all.iter().map(|topic| &topic.name).collect::<Vec<_>>())
             )));
         }
-        let is_unknown = |name: &&String| !all.iter().any(|topic| matches(name, &topic.name));
-        if let Some(unknown) = self.excluded.iter().find(is_unknown) {
+        if let Some(unknown) = self.excluded.iter().find(is_missing) {
             return Err(Failure::Usage(format!(
                 "--exclude-topics {unknown}: the source has no such topic"
             )));
@@ -156,7 +156,7 @@ impl Import {
     /// # Errors
     /// A side cannot be reached, or refuses; records differ.
     pub(super) fn pass(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
-        let passed = self.copy_all(stop);
+        let passed = self.run_pass(stop);
         if let Err(Failure::Lost(_)) = &passed {
             // Producers may have changed a topic that was opened meanwhile.
             let mut target = Target::connect(&self.plan.to, &self.plan.to_access)?;
@@ -167,7 +167,7 @@ impl Import {
         passed
     }
 
-    fn copy_all(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
+    fn run_pass(&mut self, stop: &AtomicBool) -> Result<bool, Failure> {
         let (mut source, mut target) = self.plan.connect()?;
         let topics = self.topics(&source)?;
         self.report.source.clone_from(&source.cluster);
@@ -234,10 +234,9 @@ impl Import {
         for (name, of) in target.imports_of(&begun)? {
             let report = self.report.topics.get_mut(&name).expect("it is being imported");
             if of.as_ref() != Some(&report.source) {
-                let reason =
-                    format!("topic {name} was opened at the target: nothing is copied any more");
-                tracing::warn!("{reason}");
-                (report.state, report.reason) = (State::Exists, Some(reason));
+                let reason = "it was opened at the target: nothing is copied any more";
+                tracing::warn!("topic {name}: {reason}");
+                (report.state, report.reason) = (State::Exists, Some(reason.to_owned()));
                 self.begun.remove(&name);
                 has_opened = true;
             }
@@ -350,10 +349,13 @@ impl Import {
                 }
                 Ok(false)
             }
-            Err(NotBegun::Partitions { found, .. }) if report.block_with_more(topic, found) => {
-                Ok(false)
+            Err(NotBegun::Partitions { found, reason }) => {
+                match report.block_with_more(topic, found) {
+                    true => Ok(false),
+                    false => Err(Failure::Failed(reason)),
+                }
             }
-            Err(other) => Err(other.into()),
+            Err(NotBegun::Failed(failure)) => Err(failure),
         }
     }
 

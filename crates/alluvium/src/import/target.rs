@@ -173,10 +173,9 @@ impl Target {
     ///
     /// # Errors
     /// There is no such topic, or the server does not answer.
-    pub(super) fn import_of(&mut self, name: &str) -> Result<Option<String>, Failure> {
-        let mut settings = topic::configs(&mut self.admin, name)?;
-        let of = settings.remove(IMPORT_SETTING).flatten();
-        Ok(of.filter(|source| !source.is_empty()))
+    fn import_of(&mut self, name: &str) -> Result<Option<String>, Failure> {
+        let missing = || Failure::Failed(format!("topic {name} does not exist"));
+        self.imports_of(&[name])?.remove(name).ok_or_else(missing)
     }
 
     /// Returns what these topics are being imported from: `None` for an ordinary one. Topics that
@@ -189,7 +188,10 @@ impl Target {
         names: &[&str],
     ) -> Result<BTreeMap<String, Option<String>>, Failure> {
         let mut imports = BTreeMap::new();
-        for result in topic::setting_of(&mut self.admin, names, IMPORT_SETTING)? {
+        if names.is_empty() {
+            return Ok(imports);
+        }
+        for result in topic::describe_configs(&mut self.admin, names, Some(IMPORT_SETTING))? {
             let name = result.resource_name.to_string();
             if result.error_code == ResponseError::UnknownTopicOrPartition.code() {
                 continue;

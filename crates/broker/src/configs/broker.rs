@@ -362,29 +362,6 @@ pub(crate) fn settings() -> Vec<BrokerSetting> {
     settings
 }
 
-/// Checks the defaults of local retention against those of retention, as Kafka does. `value`
-/// returns the number of a setting.
-///
-/// # Errors
-/// The reason.
-pub(super) fn check_local_retention(
-    value: impl Fn(&str) -> i64,
-) -> Result<(), std::string::String> {
-    for (total, local) in LOCAL_RETENTION {
-        let (most, found) = (value(total), value(local));
-        let reason = match found {
-            _ if most < 0 => continue,
-            -1 => format!("must not be -1 as {total} value is set as {most}"),
-            found if found > most => {
-                format!("must not be more than property: {total} value: {most}")
-            }
-            _ => continue,
-        };
-        return Err(format!("Invalid value {found} for configuration {local}: Value {reason}"));
-    }
-    Ok(())
-}
-
 /// The values that the server was started with, as far as the configuration contains them, without
 /// those that equal Kafka's defaults.
 pub(super) fn started_with(config: &BrokerConfig) -> Overrides {

@@ -253,7 +253,11 @@ impl Configs {
             let set = first.get(name).or_else(|| second.get(name)).map(String::as_str);
             set.or_else(default).and_then(|value| value.parse().ok()).unwrap_or(-1)
         };
-        broker::check_local_retention(number).map_err(ApiError::InvalidRequest)
+        for (total, local) in broker::LOCAL_RETENTION {
+            topic::check_local((total, number(total)), (local, number(local)))
+                .map_err(ApiError::InvalidRequest)?;
+        }
+        Ok(())
     }
 
     /// The value of a broker setting that has one.

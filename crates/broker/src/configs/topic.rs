@@ -271,6 +271,28 @@ impl<'a> Values<'a> {
     }
 }
 
+/// Checks a local retention against the retention, as Kafka does: names and values.
+///
+/// # Errors
+/// The reason.
+pub(super) fn check_local(
+    (of_total, total): (&str, i64),
+    (of_local, local): (&str, i64),
+) -> Result<(), String> {
+    let reason = match local {
+        _ if total < 0 => return Ok(()),
+        -1 => format!("must not be -1 as {of_total} value is set as {total}."),
+        _ if local > total => format!("must not be more than {of_total} property value: {total}"),
+        _ => return Ok(()),
+    };
+    Err(format!("Invalid value {local} for configuration {of_local}: Value {reason}"))
+}
+
+/// Whether a topic with these settings is being imported.
+fn is_import(settings: &Overrides) -> bool {
+    settings.get(IMPORT).is_some_and(|source| !source.is_empty())
+}
+
 /// Checks the settings of tiered storage against each other as Kafka does, with the broker's
 /// `defaults`. `before` are the settings of an existing topic.
 ///
@@ -296,8 +318,7 @@ pub(crate) fn check_tiers(
     }
     if values.get(REMOTE_STORAGE) != "true" {
         // An import takes the settings of its source, which has deleted what it wanted to.
-        let was_import = before.get(IMPORT).is_some_and(|source| !source.is_empty());
-        let was_on = is_true(before, REMOTE_STORAGE) && !was_import;
+        let was_on = is_true(before, REMOTE_STORAGE) && !is_import(before);
         if was_on && values.get(DELETE_ON_DISABLE) != "true" {
             // Kafka's text, without its advice to disable copies.
             return Err(ApiError::InvalidConfig(format!(
@@ -314,13 +335,8 @@ pub(crate) fn check_tiers(
     ] {
         let (total, local) = (values.number(of_topic), values.number(of_tier));
         let is_own = local != INHERITED;
-        if total >= 0 && is_own && local == -1 {
-            let reason = format!("Value must not be -1 as {of_topic} value is set as {total}.");
-            return invalid(of_tier, local, reason);
-        }
-        if total >= 0 && is_own && local > total {
-            let reason = format!("Value must not be more than {of_topic} property value: {total}");
-            return invalid(of_tier, local, reason);
+        if is_own {
+            check_local((of_topic, total), (of_tier, local)).map_err(ApiError::InvalidConfig)?;
         }
         let lag = values.number(of_lag);
         let effective = if is_own { local } else { total };
@@ -403,7 +419,7 @@ impl Rules {
             "zstd" => Some((Codec::Zstd, level(ZSTD_LEVEL))),
             _ => None,
         };
-        let is_import = !values.get(IMPORT).is_empty();
+        let is_import = is_import(overrides);
         let append = AppendRules {
             is_import,
             // The source may have had another limit.

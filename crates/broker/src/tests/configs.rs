@@ -580,7 +580,11 @@ async fn defaults_of_local_retention_are_at_most_those_of_retention() {
     let mut client = server.client().await;
     let week_ms = "604800000";
     for (name, ops, reason) in [
-        ("", [("log.local.retention.ms", "604800001")], "log.retention.ms value: 604800000"),
+        (
+            "",
+            [("log.local.retention.ms", "604800001")],
+            "log.retention.ms property value: 604800000",
+        ),
         ("1", [("log.local.retention.ms", "-1")], "Value must not be -1"),
     ] {
         let ops = ops.map(|(name, value)| (name, SET, Some(value)));

@@ -109,18 +109,17 @@ impl Tail {
             false => Compactable::Nothing,
         }
     }
-}
 
-impl Tail {
-    /// Whether what is next to the range at `start` is not merged with it, now or later: nothing is
-    /// there and nothing will be, or it is large or in an object of its own.
-    pub(crate) fn is_enclosed(&self, start: StreamOffset, large_bytes: u64) -> bool {
-        let at = self.ranges.partition_point(|range| range.start < start);
-        let Some(range) = self.ranges.get(at) else { return false };
-        let stays = |other: &Range| other.payload_bytes >= large_bytes || other.is_own();
+    /// Whether a range of this tail is not large, and is not merged with a neighbour, now or later:
+    /// neighbours are large, in objects of their own, or missing for good.
+    pub(crate) fn is_enclosed(&self, range: &Range, large_bytes: u64) -> bool {
+        let at = self.ranges.partition_point(|other| other.start < range.start);
+        let is_large = |range: &Range| range.payload_bytes >= large_bytes;
+        let stays = |other: &Range| is_large(other) || other.is_own();
         let before = at.checked_sub(1).and_then(|at| self.ranges.get(at));
-        before.is_none_or(|before| before.end != range.start || stays(before))
-            && self.ranges.get(at + 1).is_some_and(|next| next.start != range.end || stays(next))
+        let is_apart = before.is_none_or(|before| before.end != range.start || stays(before))
+            && self.ranges.get(at + 1).is_some_and(|next| next.start != range.end || stays(next));
+        is_apart && !is_large(range)
     }
 }
 
@@ -180,13 +179,13 @@ mod tests {
 
     #[test]
     fn a_range_is_enclosed_between_ranges_that_stay() {
-        let is_enclosed = |ranges: &[(u64, u64, bool)], at: u64| {
+        let is_enclosed = |ranges: &[(u64, u64, bool)], at: usize| {
             let mut tail = Tail::default();
             let ranges = ranges
                 .iter()
                 .map(|(start, bytes, is_own)| range(*start, 100 + start, 0, *bytes, *is_own));
             tail.ranges.extend(ranges);
-            tail.is_enclosed(StreamOffset(at), FEW.large_bytes)
+            tail.is_enclosed(&tail.ranges[at], FEW.large_bytes)
         };
         let [small, own, large] = [(1, false), (1, true), (10, false)];
         let around = |before: (u64, bool), after: (u64, bool)| {
@@ -194,10 +193,10 @@ mod tests {
         };
         assert!(around(own, own) && around(large, large) && around(own, large));
         assert!(!around(small, own) && !around(own, small) && !around(small, small));
-        assert!(is_enclosed(&[(0, 1, false), (2, 1, false), (4, 1, false)], 2), "between holes");
+        assert!(is_enclosed(&[(0, 1, false), (2, 1, false), (4, 1, false)], 1), "between holes");
         assert!(is_enclosed(&[(0, 1, false), (1, 1, true)], 0), "at the start");
         assert!(!is_enclosed(&[(0, 1, true), (1, 1, false)], 1), "more follows");
-        assert!(!is_enclosed(&[(0, 1, true)], 7), "it is gone");
+        assert!(!is_enclosed(&[(0, 1, true), (1, 10, false), (2, 1, true)], 1), "it is large");
     }
 
     /// Streams grow, sometimes with a hole, are trimmed, and have ranges replaced by one. From time

@@ -12,7 +12,7 @@ use kafka_protocol::messages::metadata_response::MetadataResponsePartition;
 use super::PARTITIONS;
 use crate::Error;
 use crate::client::{Client, EARLIEST_LOCAL, LATEST, topic_name};
-use crate::kafka::{Cluster, Kafka};
+use crate::kafka::Kafka;
 
 /// Records of 1 KiB in the local retention and in two segments.
 const MOST_LOCAL_RECORDS: i64 = (32 + 2 * 16) << 10;
@@ -23,8 +23,8 @@ const UNTIL_LED: Duration = Duration::from_secs(1);
 
 /// Waits until each broker has learned of a new topic. Until then it refuses batches, and the
 /// bench's client does not retry.
-pub(super) fn until_known(cluster: &Cluster, topic: &str) -> Result<(), Error> {
-    for broker in &cluster.brokers {
+pub(super) fn until_known(brokers: &[Kafka], topic: &str) -> Result<(), Error> {
+    for broker in brokers {
         until_in_sync(&broker.address(), topic)?;
     }
     thread::sleep(UNTIL_LED);
@@ -39,13 +39,9 @@ pub(super) fn until_in_sync(address: &str, topic: &str) -> Result<(), Error> {
 }
 
 /// Waits until brokers other than this one lead all partitions, and each of them knows it.
-pub(super) fn until_led_by_others(
-    others: &[String],
-    topic: &str,
-    broker: u32,
-) -> Result<(), Error> {
-    for address in others {
-        until(address, topic, "other brokers lead all partitions", |partition| {
+pub(super) fn until_led_by_others(others: &[Kafka], topic: &str, broker: u32) -> Result<(), Error> {
+    for other in others {
+        until(&other.address(), topic, "other brokers lead all partitions", |partition| {
             u32::try_from(partition.leader_id.0).is_ok_and(|leader| leader != broker)
         })?;
     }
@@ -71,8 +67,8 @@ fn until(
 }
 
 /// Waits until all but the newest records of a topic are only in remote storage.
-pub(super) fn until_remote(cluster: &Cluster, topic: &str) -> Result<(), Error> {
-    let brokers: Vec<_> = cluster.brokers.iter().map(Kafka::address).collect();
+pub(super) fn until_remote(brokers: &[Kafka], topic: &str) -> Result<(), Error> {
+    let brokers: Vec<_> = brokers.iter().map(Kafka::address).collect();
     poll(&format!("topic {topic} is in remote storage"), || {
         let ends = offsets(&brokers, topic, LATEST)?;
         let local = offsets(&brokers, topic, EARLIEST_LOCAL)?;

@@ -237,20 +237,19 @@ fn broker(
     let load = Load::new(binary, cluster.address(), directory);
     for (topic, flushed) in [("old", false), ("live", true)] {
         load.create(topic, PARTITIONS, &system.settings(flushed))?;
-        partitions::until_known(&cluster, topic)?;
+        partitions::until_known(&cluster.brokers, topic)?;
     }
     load.run("produce", "old", &["--total", &format!("{old}MiB")])?;
     rustix::fs::sync();
     partitions::until_in_sync(&load.address, "old")?;
     if system == System::TieredKafka {
-        partitions::until_remote(&cluster, "old")?;
+        partitions::until_remote(&cluster.brokers, "old")?;
     }
     // The last one: the first is the controller, too.
     let (lost, others) = cluster.brokers.split_last_mut().ok_or("no broker")?;
     lost.lose_logs()?;
     // The others lead all partitions from then on, before the producer starts.
-    let others: Vec<_> = others.iter().map(|other| other.address()).collect();
-    partitions::until_led_by_others(&others, "live", BROKERS)?;
+    partitions::until_led_by_others(others, "live", BROKERS)?;
     let (rate, time) = (format!("{}MiB", options.rate), format!("{MEASURED_SECONDS}s"));
     let words = ["--rate", &rate, "--duration", &time];
     let producer = load.start("produce", "live", &words)?;
