@@ -266,7 +266,8 @@ fn load(
             runs.extend(measured);
         }
     }
-    fs::remove_dir_all(directory)?;
+    emptied(directory)?;
+    fs::remove_dir(directory)?;
     Ok(runs)
 }
 

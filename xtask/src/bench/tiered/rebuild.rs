@@ -100,7 +100,8 @@ pub(super) fn run(
             all.extend(rebuilt);
         }
     }
-    fs::remove_dir_all(directory)?;
+    emptied(directory)?;
+    fs::remove_dir(directory)?;
     Ok(all)
 }
 
