@@ -187,6 +187,8 @@ enum Suite {
     Redis,
     /// The NBD server with a disk in memory: nbdinfo, nbdcopy, nbdsh, qemu-img, qemu-io, fio.
     Nbd,
+    /// The client of etcd against real members: restarts, members that hang, restores, users.
+    Etcd,
     /// An S3 server (versitygw) as the object store: network faults, an outage, TLS, credentials,
     /// tools, three rounds of SIGKILL.
     S3,
@@ -252,6 +254,10 @@ struct VolumeOptions {
     /// Seed of the faults and of the load. Default: from the clock; it is printed.
     #[arg(long)]
     seed: Option<u64>,
+    /// Use three members of etcd as the coordination service, and kill and stop them too. etcd is
+    /// installed through apt-get.
+    #[arg(long)]
+    etcd: bool,
     #[command(flatten)]
     server: ServerOptions,
 }

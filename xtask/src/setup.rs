@@ -161,6 +161,23 @@ pub(crate) fn nbd_clients() -> Result<(), Missing> {
     }
 }
 
+/// etcd and etcdctl. The service that the package starts is not used.
+pub(crate) fn etcd() -> Result<(), Missing> {
+    let _lock = lock()?;
+    let mut missing = Vec::new();
+    for (package, program, argument) in
+        [("etcd-server", "etcd", "--version"), ("etcd-client", "etcdctl", "version")]
+    {
+        if !runs(program, &[argument]) {
+            missing.push(package);
+        }
+    }
+    match missing.is_empty() {
+        true => Ok(()),
+        false => apt(&missing, "the coordination service of volumes"),
+    }
+}
+
 /// OpenSSL's command.
 pub(crate) fn openssl() -> Result<(), Missing> {
     let _lock = lock()?;

@@ -42,7 +42,11 @@ pub(crate) fn run(root: &Path, options: &TestOptions) -> Result<Report, Error> {
     if options.suites.contains(&Suite::Nbd) {
         report.append(nbd_clients(root));
     }
-    let needs_no_binary = |suite| matches!(suite, &Suite::Cargo | &Suite::Loom | &Suite::Nbd);
+    if options.suites.contains(&Suite::Etcd) {
+        report.suite("etcd", || skip_if_missing("etcd", etcd_members(root)));
+    }
+    let needs_no_binary =
+        |suite| matches!(suite, &Suite::Cargo | &Suite::Loom | &Suite::Nbd | &Suite::Etcd);
     if !options.suites.is_empty() && options.suites.iter().all(needs_no_binary) {
         return Ok(report);
     }
@@ -123,12 +127,21 @@ pub(crate) fn nbd_clients(root: &Path) -> Report {
         let run = || -> Result<Vec<Case>, Missing> {
             setup::nbd_clients()?;
             let mut command = cargo(root);
-            command.args(["test", "--locked", "--package", "alluvium-nbd", "--test", "clients"]);
+            // The whole workspace: with the features of one package, dependencies are built again.
+            command.args(["test", "--workspace", "--locked", "--test", "clients"]);
             Ok(gate::test(command.env("ALLUVIUM_NBD_CLIENTS", "required"))?)
         };
         skip_if_missing("nbd", run())
     });
     report
+}
+
+/// The tests of the client of etcd, with real members.
+fn etcd_members(root: &Path) -> Result<Vec<Case>, Missing> {
+    setup::etcd()?;
+    let mut command = cargo(root);
+    command.args(["test", "--workspace", "--locked", "--lib", "etcd::tests"]);
+    Ok(gate::test(command.env("ALLUVIUM_ETCD", "required"))?)
 }
 
 /// `cargo xtask sim`.
@@ -257,7 +270,11 @@ pub(crate) fn volume_campaign(root: &Path, options: &VolumeOptions) -> Result<Re
     let seed = options.seed.unwrap_or(clock);
     let mut report = Report::default();
     report.suite("volume", || {
-        volume::run(root, &bench.binary, &bench.directory("volume"), options.rounds, seed)
+        if options.etcd {
+            setup::etcd().map_err(|missing| Error::from(missing.to_string()))?;
+        }
+        let directory = bench.directory("volume");
+        volume::run(root, &bench.binary, &directory, options.rounds, seed, options.etcd)
     });
     Ok(report)
 }

@@ -14,6 +14,8 @@
 //! | `next/<kind>` | the first number of a kind that was not given out |
 //! | `lease/control/<lease>`, leased | candidates for control (`election.rs`) |
 //!
+//! `identity` is the identity of the history, if the service is etcd (`etcd.rs`).
+//!
 //! The values are in `docs/format/volume-registry.md`.
 //!
 //! [`BROKERS`] lists the first parts of brokers' keys; their functions come with the cluster.

@@ -14,6 +14,7 @@
 //! - `redb.rs`: in a file (`docs/format/coordination.md`)
 //! - `host.rs`, `remote.rs`, `wire.rs`: a service on a TCP port, its client, and their protocol
 //!   (`docs/format/coordination-wire.md`)
+//! - `etcd.rs`: etcd (`docs/decisions/0031-etcd.md`)
 //! - `clock.rs`: the clock as an argument
 //! - `conformance.rs`, `faulty.rs`: the tests that every implementation passes; faults by seed
 //! - `fuzz.rs`: the check of the fuzz target `coordination_wire`
@@ -29,6 +30,7 @@ mod clock;
 pub mod conformance;
 pub mod election;
 mod error;
+mod etcd;
 #[cfg(any(test, feature = "conformance"))]
 pub mod faulty;
 #[cfg(any(test, fuzzing))]
@@ -50,6 +52,7 @@ mod wire;
 
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::Error;
+pub use etcd::{Etcd, EtcdOptions, EtcdTls};
 pub use host::{Host, HostOptions, Hosted};
 pub use lease::KeptLease;
 pub use limits::Limits;

@@ -42,7 +42,7 @@ pub async fn commit(
         if unknown.is_none() {
             return Ok(Err(conflict));
         }
-        match applied(service, &mark, conflict.revision).await {
+        match applied(service, &mark).await {
             Ok(Some(revision)) => return Ok(Ok(revision)),
             Ok(None) => return Ok(Err(conflict)),
             Err(Error::Unavailable(_) | Error::Unknown(_)) => {}
@@ -52,59 +52,50 @@ pub async fn commit(
     Err(unknown.expect("every attempt but those after an unknown outcome returns"))
 }
 
-/// What shows that a transaction was applied.
+/// What shows that a transaction was applied: the put of a guarded key. Only the first change of
+/// the key after the guarded revision can be it.
 struct Mark<'a> {
     key: &'a str,
     value: &'a [u8],
-    /// The transaction can only have been applied after this revision.
-    after: Revision,
+    /// The guarded revision of the key; `None` if the key was absent.
+    was: Option<Revision>,
 }
 
 fn mark(transaction: &Transaction) -> Result<Mark<'_>> {
-    let excludes = |key: &str| {
-        transaction.guards.iter().any(|guard| match guard {
-            Guard::Absent(guarded) | Guard::Modified(guarded, _) => guarded == key,
-            Guard::Created(..) => false,
+    let guarded = |key: &str| {
+        transaction.guards.iter().find_map(|guard| match guard {
+            Guard::Absent(guarded) if guarded == key => Some(None),
+            Guard::Modified(guarded, revision) if guarded == key => Some(Some(*revision)),
+            _ => None,
         })
     };
     let put = transaction.changes.iter().find_map(|change| match change {
-        Change::Put { key, value, .. } if excludes(key) => Some((key, value)),
-        _ => None,
+        Change::Put { key, value, .. } => guarded(key).map(|was| Mark { key, value, was }),
+        Change::Delete(_) => None,
     });
-    let Some((key, value)) = put else {
-        return Err(Error::Invalid("no guard compares a key that the transaction puts".to_owned()));
-    };
-    let revisions = transaction.guards.iter().map(|guard| match guard {
-        Guard::Absent(_) => Revision(0),
-        Guard::Modified(_, revision) | Guard::Created(_, revision) => *revision,
-    });
-    Ok(Mark { key, value, after: revisions.max().unwrap_or_default() })
+    put.ok_or(Error::Invalid("no guard compares a key that the transaction puts".to_owned()))
 }
 
-/// Searches the history up to `last` for the put of the mark.
-async fn applied(
-    service: &dyn Coordination,
-    mark: &Mark<'_>,
-    last: Revision,
-) -> Result<Option<Revision>> {
-    if let Some(entry) = service.get(mark.key).await?.filter(|entry| entry.value == mark.value) {
-        return Ok(Some(entry.modified));
-    }
-    let mut revision = mark.after;
-    // All keys: then each revision has an event, and the search ends.
-    let mut watch = service.watch("", revision);
-    while revision < last {
+/// Searches the history for the put of the mark.
+async fn applied(service: &dyn Coordination, mark: &Mark<'_>) -> Result<Option<Revision>> {
+    let entry = service.get(mark.key).await?;
+    let after = match (&entry, mark.was) {
+        (Some(entry), _) if entry.value == mark.value => return Ok(Some(entry.modified)),
+        // Nothing has put it.
+        (Some(entry), Some(was)) if entry.modified == was => return Ok(None),
+        (None, None) => return Ok(None),
+        (_, Some(was)) => was,
+        // The key is never deleted, so its creation is its first put.
+        (Some(entry), None) => Revision(entry.created.0 - 1),
+    };
+    let mut watch = service.watch(mark.key, after);
+    loop {
         let changes = watch.next().await.ok_or(Error::Unavailable("no watch".to_owned()))??;
-        revision = changes.revision;
-        let is_mark = changes.events.iter().any(|event| {
-            event.key == mark.key
-                && event.entry.as_ref().is_some_and(|entry| entry.value == mark.value)
-        });
-        if is_mark {
-            return Ok(Some(revision));
+        if let Some(event) = changes.events.iter().find(|event| event.key == mark.key) {
+            let is_mark = event.entry.as_ref().is_some_and(|entry| entry.value == mark.value);
+            return Ok(is_mark.then_some(changes.revision));
         }
     }
-    Ok(None)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::Error;
 use crate::exec::output;
 use crate::report::Case;
 use crate::server::{Metrics, free_address};
-use crate::volume::member::{self, Process, volume_command};
+use crate::volume::member::{self, Coordination, Process, volume_command};
 use crate::volume::nbd::{self, Command, Connection};
 
 const SERVERS: usize = 3;
@@ -66,23 +66,23 @@ struct Cluster {
 impl Cluster {
     fn start(binary: &Path, directory: &Path) -> Result<Self, Error> {
         let [coordination, port] = [free_address()?, free_address()?];
+        let hosted = Coordination::Hosted(coordination);
         let (mut servers, mut listens, mut metrics) = (Vec::new(), Vec::new(), Vec::new());
         for server in 1..=SERVERS {
             let [listen, admin] = [free_address()?, free_address()?];
             let options = [("listen", listen.to_string()), ("metrics-listen", admin.to_string())];
             let devices = member::small_devices(directory, server).into_iter();
             let options: Vec<_> = devices.chain(options).collect();
-            let mut process = member::server(binary, directory, server, coordination, &options);
+            let mut process = member::server(binary, directory, server, &hosted, &options);
             process.start()?;
             servers.push(process);
             listens.push(listen);
             metrics.push(admin);
         }
-        output(&mut volume_command(binary, coordination, &["create", NAME, "--size", "64MiB"]))?;
+        output(&mut volume_command(binary, &hosted, &["create", NAME, "--size", "64MiB"]))?;
         let socket = directory.join("nbd.sock");
         let options = [("listen", port.to_string())];
-        let mut exporter =
-            member::exporter(binary, directory, NAME, coordination, &socket, &options);
+        let mut exporter = member::exporter(binary, directory, NAME, &hosted, &socket, &options);
         exporter.start()?;
         Ok(Self { coordination, servers, listens, metrics, exporter, socket, port })
     }

@@ -1,5 +1,7 @@
-//! The processes of the campaign: three servers, an exporter, and the commands that look at them.
+//! The processes of the campaign: three servers, an exporter, members of etcd, and the commands
+//! that look at them.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -141,17 +143,67 @@ impl Drop for Process {
     }
 }
 
+/// Where a cluster has its coordination service.
+#[derive(Clone)]
+pub(crate) enum Coordination {
+    /// At this address of its first server.
+    Hosted(SocketAddr),
+    /// At these addresses of the members of etcd.
+    Etcd(Vec<SocketAddr>),
+}
+
+impl fmt::Display for Coordination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hosted(address) => address.fmt(f),
+            Self::Etcd(members) => {
+                let members: Vec<_> = members.iter().map(SocketAddr::to_string).collect();
+                write!(f, "etcd://{}", members.join(","))
+            }
+        }
+    }
+}
+
+/// A member of etcd; it is not started. `addresses` has those for clients and peers of all members.
+pub(super) fn etcd(
+    directory: &Path,
+    number: usize,
+    addresses: &[(SocketAddr, SocketAddr)],
+) -> Process {
+    let name = |number: usize| format!("etcd{}", number + 1);
+    let of_one =
+        |(number, (_, peer)): (usize, &(_, SocketAddr))| format!("{}=http://{peer}", name(number));
+    let cluster: Vec<_> = addresses.iter().enumerate().map(of_one).collect();
+    let (client, peer) = addresses[number];
+    let [client, peer] = [client, peer].map(|address| format!("http://{address}"));
+    let data = directory.join(format!("{}.data", name(number)));
+    let options = [
+        ("name", name(number)),
+        ("data-dir", data.display().to_string()),
+        ("listen-client-urls", client.clone()),
+        ("advertise-client-urls", client),
+        ("listen-peer-urls", peer.clone()),
+        ("initial-advertise-peer-urls", peer),
+        ("initial-cluster", cluster.join(",")),
+        ("logger", "zap".to_owned()),
+    ];
+    let ready = "serving client traffic insecurely";
+    let arguments = arguments(&[], options.into_iter());
+    Process::new(&name(number), Path::new("etcd"), directory, arguments, ready)
+}
+
 /// A server of a cluster; it is not started. The first one, whose number is 1, hosts the
-/// coordination service. `options` are names without the dashes, and values.
+/// coordination service, unless that is etcd. `options` are names without the dashes, and values.
 pub(crate) fn server(
     binary: &Path,
     directory: &Path,
     number: usize,
-    coordination: SocketAddr,
+    coordination: &Coordination,
     options: &[(&str, String)],
 ) -> Process {
     let file = directory.join("coordination").display().to_string();
-    let hosted = (number == 1).then_some(("coordination-file", file));
+    let hosts = number == 1 && matches!(coordination, Coordination::Hosted(_));
+    let hosted = hosts.then_some(("coordination-file", file));
     let given = [("coordination", coordination.to_string())].into_iter().chain(hosted);
     let arguments = arguments(&["volume", "serve"], given.chain(options.iter().cloned()));
     Process::new(&format!("server{number}"), binary, directory, arguments, " is ready: ")
@@ -173,7 +225,7 @@ pub(crate) fn exporter(
     binary: &Path,
     directory: &Path,
     volume: &str,
-    coordination: SocketAddr,
+    coordination: &Coordination,
     socket: &Path,
     options: &[(&str, String)],
 ) -> Process {
@@ -197,7 +249,11 @@ pub(crate) fn metric(address: SocketAddr, name: &str) -> Result<u64, Error> {
 }
 
 /// A command of the binary about the volumes of a cluster.
-pub(crate) fn volume_command(binary: &Path, coordination: SocketAddr, words: &[&str]) -> Command {
+pub(crate) fn volume_command(
+    binary: &Path,
+    coordination: &Coordination,
+    words: &[&str],
+) -> Command {
     let mut command = clean(binary);
     command.arg("volume").args(words).arg("--coordination").arg(coordination.to_string());
     command

@@ -28,7 +28,7 @@ use rustix::process::Signal;
 
 use self::checker::{Checker, FIO_OFFSET, VOLUME_BYTES, WORKERS};
 use self::devices::Devices;
-use self::member::{Process, metric, volume_command};
+use self::member::{Coordination, Process, metric, volume_command};
 use self::proxy::{Link, Network};
 use crate::Error;
 use crate::exec::{output, wait};
@@ -37,6 +37,7 @@ use crate::rng::Rng;
 use crate::server::free_address;
 
 const SERVERS: usize = 3;
+const ETCD_MEMBERS: usize = 3;
 const NAME: &str = "v";
 /// Each connection must have an answer again within this time after everything is repaired.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(60);
@@ -57,6 +58,8 @@ enum Fault {
     Cut,
     /// SIGKILL of the exporter, and a start.
     Exporter,
+    /// SIGKILL or SIGSTOP of a member of etcd, or SIGKILL of all.
+    Etcd,
 }
 
 /// What the rounds have shown.
@@ -80,27 +83,45 @@ pub(crate) fn run(
     directory: &Path,
     rounds: u32,
     seed: u64,
+    with_etcd: bool,
 ) -> Result<Vec<Case>, Error> {
+    let etcd = if with_etcd { " --etcd" } else { "" };
     println!(
-        "volumes, {rounds} rounds; repeat with: cargo xtask volume --rounds {rounds} --seed {seed}"
+        "volumes, {rounds} rounds; repeat with: cargo xtask volume --rounds {rounds} --seed \
+         {seed}{etcd}"
     );
     if directory.exists() {
         fs::remove_dir_all(directory)?;
     }
     fs::create_dir_all(directory)?;
-    let mut campaign = Campaign::start(root, binary, directory, seed)?;
+    let mut campaign = Campaign::start(root, binary, directory, seed, with_etcd)?;
     for round in 1..=rounds {
         campaign.round(round).map_err(|error| format!("seed {seed}, round {round}: {error}"))?;
     }
     campaign.finish().map_err(|error| format!("seed {seed}, end: {error}"))?;
     fs::remove_dir_all(directory)?;
-    Ok(vec![Case::passed(&format!("{rounds} rounds, seed {seed}"))])
+    Ok(vec![Case::passed(&format!("{rounds} rounds, seed {seed}{etcd}"))])
+}
+
+/// Starts members of etcd, and returns them with where they are.
+fn etcd(directory: &Path) -> Result<(Vec<Process>, Coordination), Error> {
+    let addresses = (0..ETCD_MEMBERS).map(|_| Ok((free_address()?, free_address()?)));
+    let addresses = addresses.collect::<Result<Vec<_>, Error>>()?;
+    let mut members: Vec<_> =
+        (0..ETCD_MEMBERS).map(|number| member::etcd(directory, number, &addresses)).collect();
+    // A member is ready when a majority is.
+    members.iter_mut().try_for_each(Process::begin)?;
+    members.iter_mut().try_for_each(Process::wait_until_ready)?;
+    let clients = addresses.into_iter().map(|(client, _)| client).collect();
+    Ok((members, Coordination::Etcd(clients)))
 }
 
 struct Campaign {
     binary: PathBuf,
     directory: PathBuf,
-    coordination: SocketAddr,
+    coordination: Coordination,
+    /// The members of etcd, if it is the coordination service.
+    etcd: Vec<Process>,
     servers: Vec<Process>,
     metrics: Vec<SocketAddr>,
     exporter: Process,
@@ -113,8 +134,17 @@ struct Campaign {
 }
 
 impl Campaign {
-    fn start(root: &Path, binary: &Path, directory: &Path, seed: u64) -> Result<Self, Error> {
-        let coordination = free_address()?;
+    fn start(
+        root: &Path,
+        binary: &Path,
+        directory: &Path,
+        seed: u64,
+        with_etcd: bool,
+    ) -> Result<Self, Error> {
+        let (etcd, coordination) = match with_etcd {
+            true => etcd(directory)?,
+            false => (Vec::new(), Coordination::Hosted(free_address()?)),
+        };
         let (mut servers, mut metrics, mut routes) = (Vec::new(), Vec::new(), Vec::new());
         for server in 1..=SERVERS {
             let [listen, advertised, admin] = [free_address()?, free_address()?, free_address()?];
@@ -127,7 +157,7 @@ impl Campaign {
             ];
             let devices = member::small_devices(directory, server).into_iter();
             let options: Vec<_> = devices.chain(options).collect();
-            servers.push(member::server(binary, directory, server, coordination, &options));
+            servers.push(member::server(binary, directory, server, &coordination, &options));
             metrics.push(admin);
             routes.push((advertised, listen));
         }
@@ -138,14 +168,15 @@ impl Campaign {
         }
         let (size, socket) = (VOLUME_BYTES.to_string(), directory.join("nbd.sock"));
         let create = ["create", NAME, "--size", &size];
-        output(&mut volume_command(binary, coordination, &create))?;
-        let mut exporter = member::exporter(binary, directory, NAME, coordination, &socket, &[]);
+        output(&mut volume_command(binary, &coordination, &create))?;
+        let mut exporter = member::exporter(binary, directory, NAME, &coordination, &socket, &[]);
         exporter.start()?;
         let (checker, workers) = Checker::start(&socket, seed);
         Ok(Self {
             binary: binary.to_path_buf(),
             directory: directory.to_path_buf(),
             coordination,
+            etcd,
             servers,
             metrics,
             exporter,
@@ -160,12 +191,13 @@ impl Campaign {
 
     fn round(&mut self, round: u32) -> Result<(), Error> {
         self.wait_for_progress()?;
-        let fault = match self.rng.below(10) {
+        let fault = match self.rng.below(if self.etcd.is_empty() { 10 } else { 13 }) {
             0..=2 => Fault::Kill,
             3 => Fault::KillMany,
             4 | 5 => Fault::Stop,
             6 | 7 => Fault::Cut,
-            _ => Fault::Exporter,
+            8 | 9 => Fault::Exporter,
+            _ => Fault::Etcd,
         };
         *self.figures.rounds.entry(fault).or_default() += 1;
         let victim = self.rng.below(SERVERS as u64) as usize;
@@ -175,7 +207,10 @@ impl Campaign {
         // A replica that installs takes no part in elections: its server is not back yet.
         let installing = replicas.iter().filter(|replica| replica["state"] != "exact").count();
         // The exporter cannot start without the coordination service, which server 1 hosts.
-        let coordination_is_away = victim == 0 && fault != Fault::Exporter;
+        let coordination_is_away = match self.etcd.is_empty() {
+            true => victim == 0 && fault != Fault::Exporter,
+            false => fault == Fault::Etcd,
+        };
         let kills_exporter = fault == Fault::Exporter
             || !coordination_is_away && fault != Fault::KillMany && self.rng.below(4) == 0;
         let mut fio = match !kills_exporter && self.rng.below(2) == 0 {
@@ -261,6 +296,7 @@ impl Campaign {
             }
             Fault::Cut => format!("{} for {ms} ms", self.cut(victim)),
             Fault::Exporter => "all servers running".to_owned(),
+            Fault::Etcd => format!("{} for {ms} ms", self.etcd_fault()?),
         };
         let half = lasts / 2;
         self.pause(half)?;
@@ -274,6 +310,26 @@ impl Campaign {
         }
         self.pause(lasts - half)?;
         Ok(text)
+    }
+
+    /// Kills or stops members of etcd, and describes it.
+    fn etcd_fault(&mut self) -> Result<String, Error> {
+        let victim = self.rng.below(ETCD_MEMBERS as u64) as usize;
+        let member = victim + 1;
+        Ok(match self.rng.below(3) {
+            0 => {
+                self.etcd.iter_mut().try_for_each(Process::kill)?;
+                "all members of etcd killed".to_owned()
+            }
+            1 => {
+                self.etcd[victim].kill()?;
+                format!("member {member} of etcd killed")
+            }
+            _ => {
+                self.etcd[victim].signal(Signal::STOP)?;
+                format!("member {member} of etcd stopped")
+            }
+        })
     }
 
     /// Sets links of a server, and describes them.
@@ -315,6 +371,17 @@ impl Campaign {
         if fault == Fault::Stop {
             self.servers[victim].signal(Signal::CONT)?;
         }
+        let mut started = Vec::new();
+        for member in &mut self.etcd {
+            match member.is_running() {
+                true => member.signal(Signal::CONT)?,
+                false => {
+                    member.begin()?;
+                    started.push(member);
+                }
+            }
+        }
+        started.into_iter().try_for_each(Process::wait_until_ready)?;
         self.network.open_all();
         for (number, server) in self.servers.iter_mut().enumerate() {
             if !server.is_running() {
@@ -351,6 +418,7 @@ impl Campaign {
             return Err(format!("{} findings:{}", found.len(), shown.concat()).into());
         }
         self.exporter.check()?;
+        self.etcd.iter_mut().try_for_each(Process::check)?;
         self.servers.iter_mut().try_for_each(Process::check)
     }
 
@@ -374,7 +442,7 @@ impl Campaign {
 
     fn replicas(&self) -> Result<Vec<serde_json::Value>, Error> {
         let words = ["info", NAME, "--json"];
-        let info = output(&mut volume_command(&self.binary, self.coordination, &words))?;
+        let info = output(&mut volume_command(&self.binary, &self.coordination, &words))?;
         let info: serde_json::Value = serde_json::from_slice(&info)?;
         Ok(info["replicas"].as_array().ok_or("no replicas")?.clone())
     }

@@ -3,7 +3,9 @@
 //! - `serve.rs`: a server of volumes; `metrics.rs`: its metrics
 //! - `export.rs`, `disk.rs`: a volume as an NBD disk
 //! - `manage.rs`: create, list, info, attach, status, delete
+//! - `coordination.rs`: the options with which commands reach the cluster
 
+mod coordination;
 mod disk;
 mod export;
 mod export_metrics;
@@ -12,17 +14,14 @@ mod metrics;
 mod serve;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
-use alluvium_coordination::keys::Keys;
-use alluvium_coordination::{Coordination, Remote, RemoteOptions};
-use alluvium_volume::Cluster;
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use tokio::runtime::Runtime;
 
-use crate::address::HostPort;
 use crate::output::{self, Failure};
 use crate::serve::runtime;
+
+pub(crate) use coordination::ClusterArgs;
 
 /// The commands about volumes.
 #[derive(Debug, Subcommand)]
@@ -35,44 +34,6 @@ pub(crate) enum VolumeCommand {
     Attach(manage::AttachArgs),
     Status(manage::StatusArgs),
     Delete(manage::DeleteArgs),
-}
-
-/// How a command reaches the cluster.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct ClusterArgs {
-    /// Name of the cluster.
-    #[arg(long, env = "ALLUVIUM_CLUSTER", value_name = "NAME", default_value = "alluvium")]
-    cluster: String,
-    /// Address of the coordination service, which one of the servers hosts.
-    #[arg(
-        long,
-        env = "ALLUVIUM_COORDINATION",
-        value_name = "HOST:PORT",
-        default_value = "127.0.0.1:7400",
-        value_parser = host_port
-    )]
-    coordination: String,
-}
-
-/// Checks an address that is resolved later.
-fn host_port(text: &str) -> Result<String, String> {
-    text.parse::<HostPort>().map(|_| text.to_owned())
-}
-
-impl ClusterArgs {
-    fn keys(&self) -> Result<Arc<Keys>, Failure> {
-        Keys::new(&self.cluster).map(Arc::new).map_err(|error| Failure::Usage(error.to_string()))
-    }
-
-    /// A client of the coordination service. Must be called within a runtime.
-    fn remote(&self) -> Arc<dyn Coordination> {
-        Arc::new(Remote::new(RemoteOptions::new(&self.cluster, &self.coordination)))
-    }
-
-    /// The cluster as a client sees it. Must be called within a runtime.
-    fn connect(&self) -> Result<Arc<Cluster>, Failure> {
-        Ok(Cluster::new(&self.cluster, self.remote(), self.keys()?))
-    }
 }
 
 /// Runs a `volume` command.

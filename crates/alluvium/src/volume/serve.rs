@@ -57,7 +57,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     cluster: ClusterArgs,
     /// Host the coordination service at --coordination, with its data in this file, which is
-    /// created if it does not exist. Exactly one server of a cluster hosts it.
+    /// created if it does not exist. Exactly one server of a cluster hosts it, unless it is etcd.
     #[arg(long, value_name = "FILE")]
     coordination_file: Option<PathBuf>,
     /// Write-ahead log: a raw block device, or a file, of at least 160MiB. Nothing else may use it.
@@ -138,10 +138,12 @@ impl ServeArgs {
 
     /// The address at which this process hosts the coordination service, if it does.
     fn hosted_at(&self) -> Result<Option<SocketAddr>, Failure> {
-        let address = self.coordination_file.as_ref().map(|_| &self.cluster.coordination);
-        let parse = |text: &String| text.parse().map(|Address(address)| address);
+        if self.coordination_file.is_none() {
+            return Ok(None);
+        }
         let invalid = |reason| Failure::Usage(format!("--coordination: {reason}"));
-        address.map(parse).transpose().map_err(invalid)
+        let Address(address) = self.cluster.host_address()?.parse().map_err(invalid)?;
+        Ok(Some(address))
     }
 
     /// Checks that the ports are protected, or were opened to the network on request, and that
@@ -349,7 +351,7 @@ async fn coordination(
     hosted_at: Option<SocketAddr>,
 ) -> Result<(Arc<dyn Coordination>, Option<Host>), Failure> {
     let (Some(file), Some(address)) = (args.coordination_file.clone(), hosted_at) else {
-        return Ok((args.cluster.remote(), None));
+        return Ok((args.cluster.service()?, None));
     };
     let opened = tokio::task::spawn_blocking(move || {
         RedbCoordination::open(&file, Limits::default(), Arc::new(SystemClock::default()))

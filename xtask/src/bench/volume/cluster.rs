@@ -13,7 +13,7 @@ use crate::exec::quietly;
 use crate::loopdev::{LoopDevice, write_image};
 use crate::server::{Metrics, free_address};
 use crate::volume::leaders;
-use crate::volume::member::{self, Process, volume_command};
+use crate::volume::member::{self, Coordination, Process, volume_command};
 
 pub(super) const SERVERS: usize = 3;
 /// The volume that is measured.
@@ -84,7 +84,7 @@ impl Device {
 pub(super) struct Cluster {
     pub(super) binary: PathBuf,
     pub(super) directory: PathBuf,
-    pub(super) coordination: SocketAddr,
+    pub(super) coordination: Coordination,
     metrics: Vec<SocketAddr>,
     listen: Vec<SocketAddr>,
     export: Option<Process>,
@@ -104,7 +104,7 @@ impl Cluster {
         let mut cluster = Self {
             binary: binary.to_path_buf(),
             directory: directory.to_path_buf(),
-            coordination: free_address()?,
+            coordination: Coordination::Hosted(free_address()?),
             metrics: addresses()?,
             listen: addresses()?,
             export: None,
@@ -135,7 +135,7 @@ impl Cluster {
             ];
             let (binary, directory) = (&self.binary, &self.directory);
             let mut process =
-                member::server(binary, directory, server + 1, self.coordination, &options);
+                member::server(binary, directory, server + 1, &self.coordination, &options);
             process.start()?;
             self.servers.push(process);
         }
@@ -148,7 +148,7 @@ impl Cluster {
 
     /// A process that exports a volume at a socket; it is not started.
     pub(super) fn exporter(&self, volume: &str, socket: &Path) -> Process {
-        member::exporter(&self.binary, &self.directory, volume, self.coordination, socket, &[])
+        member::exporter(&self.binary, &self.directory, volume, &self.coordination, socket, &[])
     }
 
     pub(super) fn start_export(&mut self) -> Result<(), Error> {
@@ -185,11 +185,11 @@ impl Cluster {
 
     /// Runs a command about volumes.
     pub(super) fn command(&self, words: &[&str]) -> Result<(), Error> {
-        quietly(&mut volume_command(&self.binary, self.coordination, words))
+        quietly(&mut volume_command(&self.binary, &self.coordination, words))
     }
 
     fn replicas(&self) -> Result<Vec<serde_json::Value>, Error> {
-        let mut info = volume_command(&self.binary, self.coordination, &["info", NAME, "--json"]);
+        let mut info = volume_command(&self.binary, &self.coordination, &["info", NAME, "--json"]);
         let info: serde_json::Value = serde_json::from_slice(&crate::exec::output(&mut info)?)?;
         Ok(info["replicas"].as_array().ok_or("no replicas")?.clone())
     }
