@@ -159,6 +159,8 @@ counts! {
         carried_forward,
         /// Installs that began.
         installs,
+        /// Completed installs of changed blocks only.
+        installs_of_changes,
         /// Servers that ended during an install.
         interrupted_installs,
         /// Messages with entries that a follower with a full ring refused.
@@ -175,6 +177,7 @@ impl Outcome {
         self.checkpoints += counters.checkpoints;
         self.carried_forward += counters.carried_forward;
         self.installs += counters.installs;
+        self.installs_of_changes += counters.installs_of_changes;
         self.refused_appends += counters.refused_appends;
         self.commit_records += counters.commit_records;
     }

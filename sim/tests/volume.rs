@@ -36,6 +36,7 @@ fn every_replica_stays_exact() {
     assert!(outcome.replaced_disks > count / 100, "{outcome:?}");
     assert!(outcome.elections > 10 * count && outcome.checkpoints > 30 * count, "{outcome:?}");
     assert!(outcome.installs > 4 * count && outcome.interrupted_installs > count, "{outcome:?}");
+    assert!(outcome.installs_of_changes > count, "{outcome:?}");
     assert!(outcome.carried_forward > count, "{outcome:?}");
     assert!(outcome.refused_appends > 2 * count, "{outcome:?}");
     assert!(outcome.commit_records > 80 * count, "{outcome:?}");
@@ -66,7 +67,8 @@ fn complaints(mutation: Mutation) -> Option<(Schedule, &'static [&'static str])>
         Mutation::NoLandingWait
         | Mutation::NoFlush
         | Mutation::FlushResultIgnored
-        | Mutation::FollowersSkipCheckpoint => (Schedule::Mixed, WRONG),
+        | Mutation::FollowersSkipCheckpoint
+        | Mutation::PairWhileInexact => (Schedule::Mixed, WRONG),
         Mutation::NoCommitRule | Mutation::WordAtApply | Mutation::CheckpointCommitLow => {
             (Schedule::BetweenDisks, WRONG)
         }
@@ -83,6 +85,8 @@ fn complaints(mutation: Mutation) -> Option<(Schedule, &'static [&'static str])>
         | Mutation::BarrierDropped
         | Mutation::InstallLeavesRest
         | Mutation::PulledWordTrusted
+        | Mutation::OverlayNotSent
+        | Mutation::NewestPair
         | Mutation::InstallOldVolumes => (Schedule::InterruptedInstalls, WRONG),
         Mutation::OtherSnapshot => (Schedule::InterruptedInstalls, &["only a pulled snapshot"]),
         Mutation::OldLogReleased | Mutation::InstallReportedEarly => {

@@ -60,6 +60,8 @@ pub struct PullRequest {
     pub group: GroupId,
     /// The replica that pulls.
     pub target: PeerId,
+    /// What it has applied: blocks that have not changed since may be left out. 0 for everything.
+    pub since: Index,
 }
 
 /// A part of the answer to a pull.
@@ -75,6 +77,8 @@ pub enum PullFrame {
         conf: ConfState,
         /// The volumes as of exactly that index.
         volumes: Vec<VolumeState>,
+        /// Whether all blocks are sent, and not only those that have changed.
+        sends_everything: bool,
     },
     /// Blocks.
     Batch {
@@ -96,6 +100,18 @@ pub struct PullItem {
     pub at: PullChunk,
     /// What it states of the chunk.
     pub content: PullContent,
+}
+
+impl PullItem {
+    /// The length of its blocks.
+    pub(crate) fn data_bytes(&self) -> u64 {
+        match &self.content {
+            PullContent::Blocks { data, .. } => data.len() as u64,
+            PullContent::Zeros { .. } | PullContent::Bitmap { .. } | PullContent::Absent { .. } => {
+                0
+            }
+        }
+    }
 }
 
 /// What an item states of a chunk.

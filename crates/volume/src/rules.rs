@@ -49,6 +49,13 @@ pub enum Rule {
     Barrier,
     /// An install removes the blocks that its source lacks.
     InstallRemoves,
+    /// A base becomes a pair only if the replica was exact at the swap.
+    PairWhenExact,
+    /// A source sends the blocks of the overlay, whose words are older.
+    OverlayChanged,
+    /// A source finds the changed blocks by a checkpoint whose base is not above the index asked
+    /// for.
+    PairBelow,
     /// An install reads a block before it treats it as equal.
     PulledWord,
     /// The volumes of an install are those of exactly its index.

@@ -188,6 +188,7 @@ async fn start(
                 apply: Apply::Deferred,
                 entry_cache_bytes: 8 << 20,
                 overlay_bytes: 8 << 20,
+                install_bytes_per_s: 0,
                 limits: NetLimits::default(),
                 advertised: listener.local_addr()?.to_string(),
             };

@@ -69,6 +69,12 @@ mutations! {
     BarrierDropped Barrier,
     /// An install leaves the blocks that its source does not have.
     InstallLeavesRest InstallRemoves,
+    /// The base of a replica that is not exact counts for what has changed since.
+    PairWhileInexact PairWhenExact,
+    /// A source leaves out the blocks of the overlay.
+    OverlayNotSent OverlayChanged,
+    /// A source finds the changed blocks by its newest checkpoint, whatever the target has.
+    NewestPair PairBelow,
     /// An install skips a block whose word is equal, without reading the block.
     PulledWordTrusted PulledWord,
     /// An install keeps the windows that the target had.

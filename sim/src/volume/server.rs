@@ -6,7 +6,7 @@ use std::sync::Arc;
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};
 use alluvium_volume::shard::{Input, Notice, Opening, Output, Recovered, Shard, ShardOptions};
 use alluvium_volume::store::{META_START, Owner, SECTOR_BYTES, Store};
-use alluvium_volume::{GroupId, GroupView, PeerId, PullFrame, ServerId};
+use alluvium_volume::{BLOCK_BYTES, GroupId, GroupView, PeerId, PullFrame, ServerId};
 use alluvium_wal::{Damage, FormatOptions, LogOffset, Options, Wal};
 use uuid::Uuid;
 
@@ -199,6 +199,9 @@ impl Server {
             record_bytes: RECORD_BYTES,
             store_queue_depth: self.sizes.store_queue_depth,
             reserved_slots: 2,
+            pull_blocks: 2,
+            round_bytes: 3 * BLOCK_BYTES as u64,
+            round_ms: 0,
             progress_ms: 3_000,
             broken: environment.mutation.broken(),
             ..ShardOptions::new(server_id(self.index))

@@ -86,6 +86,11 @@ impl Collector for VolumeCollector {
                     counters.installs_completed,
                 ),
                 (
+                    "volume_installs_of_changes",
+                    "Completed installs that transferred only changed blocks",
+                    counters.installs_of_changes,
+                ),
+                (
                     "volume_refused_appends",
                     "Messages whose entries were refused",
                     counters.refused_appends,

@@ -46,6 +46,9 @@ const ENTRY_BOUNDS: RangeInclusive<Size> = Size::mib(16)..=Size::tib(1);
 /// Bounds of --overlay-memory. An op has up to 1 MiB of blocks.
 const OVERLAY_BOUNDS: RangeInclusive<Size> = Size::mib(1)..=Size::tib(1);
 
+/// Bounds of --install-rate, apart from 0.
+const INSTALL_BOUNDS: RangeInclusive<Size> = Size::mib(1)..=Size::tib(1);
+
 /// Serve volumes: one of the servers of a cluster, with a write-ahead log and a store of its own.
 ///
 /// A new server formats its two devices, if they are empty, and registers itself. A volume needs
@@ -113,6 +116,15 @@ pub(crate) struct ServeArgs {
         value_parser = within(OVERLAY_BOUNDS)
     )]
     overlay_memory: Size,
+    /// Bytes per second that installs, which bring replicas up to date, take from this server, and
+    /// the same for those that they bring to it: 1MiB to 1TiB, or 0 for no bound.
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "64MiB",
+        value_parser = install_rate
+    )]
+    install_rate: Size,
     /// Address for metrics (/metrics, for Prometheus) and probes (/livez, /readyz, /healthz).
     /// Default: none.
     #[arg(long, value_name = "ADDR:PORT")]
@@ -120,6 +132,18 @@ pub(crate) struct ServeArgs {
     /// Log level, or a list of target=level.
     #[arg(long, env = "ALLUVIUM_LOG", value_name = "FILTER", default_value = "info")]
     log: String,
+}
+
+/// Parses --install-rate.
+fn install_rate(text: &str) -> Result<Size, String> {
+    match text.parse()? {
+        size if size == Size::mib(0) || INSTALL_BOUNDS.contains(&size) => Ok(size),
+        _ => Err(format!(
+            "it must be 0, or from {} to {}",
+            INSTALL_BOUNDS.start(),
+            INSTALL_BOUNDS.end()
+        )),
+    }
 }
 
 /// When a write is answered.
@@ -254,6 +278,7 @@ async fn serve(
         },
         entry_cache_bytes: args.entry_memory.in_memory(),
         overlay_bytes: args.overlay_memory.in_memory(),
+        install_bytes_per_s: args.install_rate.bytes,
         limits: NetLimits::default(),
         advertised: match &args.advertise {
             Some(advertised) => advertised.to_string(),

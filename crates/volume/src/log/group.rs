@@ -23,7 +23,7 @@ const ATTACHED: u32 = 1;
 const HAS_PARENT: u32 = 2;
 
 /// Greatest number of pairs of a group.
-const MAX_PAIRS: usize = 16;
+pub(crate) const MAX_PAIRS: usize = 16;
 /// Greatest number of volumes of a group.
 const MAX_VOLUMES: usize = 1024;
 /// Greatest number of dropped layers of a volume.

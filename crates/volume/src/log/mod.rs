@@ -15,6 +15,7 @@ mod writer;
 pub use checkpoint::{Assembler, Checkpoint};
 pub use error::RecordError;
 pub(crate) use extents::Extents;
+pub(crate) use group::MAX_PAIRS;
 pub use group::{GroupCheckpoint, Pair};
 pub use record::{
     CheckpointPart, Entries, Entry, EntryKind, FinishedChunks, Install, MAX_ENTRIES, Record,

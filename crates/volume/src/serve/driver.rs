@@ -10,8 +10,9 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
+use super::rate::Rate;
 use super::translate::{Arriving, PeerOutput, Sent, from_peer, from_pull, to_peer, to_pull};
-use crate::messages::{PullFrame, PullRequest};
+use crate::messages::{PullFrame, PullItem, PullRequest};
 use crate::net::{Directory, Held, Local, Net, NetEvent, PullSender, PullStream, SenderState};
 use crate::shard::{Input, Notice, Output, ServerState, Shard, ShardFailure};
 use crate::types::{GroupId, ServerId};
@@ -78,6 +79,9 @@ pub(super) struct Driver {
     /// What the metrics show.
     pub(super) view: Arc<Mutex<super::ServerView>>,
     pub(super) started: Instant,
+    /// Bounds of the blocks that pulls send and receive.
+    pub(super) sending: Arc<Rate>,
+    pub(super) receiving: Arc<Rate>,
 }
 
 /// The state of the driver's task.
@@ -201,7 +205,8 @@ impl Driver {
                 let (frames, queue) = mpsc::channel(STREAM_FRAMES);
                 streams.sources.insert(stream, (pull.group, Sent::default(), frames));
                 let events = Arc::clone(&self.events);
-                tokio::spawn(send_stream(stream, sender, queue, events));
+                let rate = Arc::clone(&self.sending);
+                tokio::spawn(send_stream(stream, sender, queue, events, rate));
                 inputs.push_back(Input::Pull { stream, request: from_pull(&pull) });
             }
         }
@@ -277,7 +282,7 @@ impl Driver {
         tracing::info!(%group, %server, "pulls the blocks of a group");
         let address = self.addresses.lock().get(&server).cloned();
         let (local, directory) = (self.local, Arc::clone(&self.directory));
-        let events = Arc::clone(&self.events);
+        let (events, rate) = (Arc::clone(&self.events), Arc::clone(&self.receiving));
         let permits = Arc::new(Semaphore::new(ARRIVED_BATCHES));
         let arrived = Arc::clone(&permits);
         let task = tokio::spawn(async move {
@@ -295,9 +300,10 @@ impl Driver {
                     match stream.next().await {
                         Ok(frame) => {
                             let Some(frame) = arriving.frame(frame) else { continue };
-                            if matches!(frame, PullFrame::Batch { .. }) {
+                            if let PullFrame::Batch { items, .. } = &frame {
                                 // Given back when the store has the batch.
                                 arrived.acquire().await.expect("it is never closed").forget();
+                                rate.take(items.iter().map(PullItem::data_bytes).sum()).await;
                             }
                             let is_last = matches!(frame, PullFrame::End | PullFrame::Failed);
                             input(frame);
@@ -360,8 +366,12 @@ async fn send_stream(
     mut sender: PullSender,
     mut queue: mpsc::Receiver<crate::net::PullFrame>,
     events: Arc<Events>,
+    rate: Arc<Rate>,
 ) {
     while let Some(frame) = queue.recv().await {
+        if let crate::net::PullFrame::Batch(batch) = &frame {
+            rate.take(batch.items.iter().map(PullItem::data_bytes).sum()).await;
+        }
         if sender.send(&frame).await.is_err() {
             break;
         }

@@ -10,6 +10,7 @@ mod control;
 mod driver;
 mod opening;
 mod outage;
+mod rate;
 #[cfg(test)]
 mod tests;
 mod translate;
@@ -33,6 +34,7 @@ pub use self::opening::{ServeError, check_devices};
 use self::control::Control;
 use self::driver::{Driver, Event, Events};
 use self::outage::Outage;
+use self::rate::Rate;
 use crate::net::{
     Directory, Features, Host, Identity, Local, MIN_WINDOW_BYTES, Net, NetEvent, NetLimits,
     ServerRecord,
@@ -67,6 +69,9 @@ pub struct ServeOptions {
     pub entry_cache_bytes: usize,
     /// Memory for blocks that are not written yet, in bytes.
     pub overlay_bytes: usize,
+    /// Bytes per second of blocks that installs of other servers take from this one, and that those
+    /// of this one take from others: each at most this. 0 for no bound.
+    pub install_bytes_per_s: u64,
     /// Bounds of connections.
     pub limits: NetLimits,
     /// Where other servers and gateways reach this one: `HOST:PORT`.
@@ -228,6 +233,8 @@ impl Server {
             notices,
             view: Arc::clone(&view),
             started,
+            sending: Arc::new(Rate::new(options.install_bytes_per_s)),
+            receiving: Arc::new(Rate::new(options.install_bytes_per_s)),
         };
         Ok(Self { id, events, net, driver, control, view })
     }

@@ -63,6 +63,7 @@ async fn open(ring_bytes: u64) -> Server {
         apply: Apply::Deferred,
         entry_cache_bytes: 8 << 20,
         overlay_bytes: 8 << 20,
+        install_bytes_per_s: 0,
         limits: NetLimits::default(),
         advertised: "127.0.0.1:1".to_owned(),
     };

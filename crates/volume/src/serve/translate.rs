@@ -64,21 +64,22 @@ fn from_raft(message: GroupMessage) -> PeerMessage {
     PeerMessage { group, from, to, body: PeerBody::Raft(Box::new(message)) }
 }
 
-/// The request of a pull. This version always pulls everything.
+/// The request of a round of a pull.
 pub(super) fn to_pull(request: &PullRequest) -> Pull {
     Pull {
         group: request.group,
         peer: request.target,
-        since: Index(0),
+        since: request.since,
         finished_since: Index(0),
         after: None,
         finished: Vec::new(),
     }
 }
 
-/// A request of a pull from another server. More than the changed blocks may always be sent.
+/// A request of a pull from another server. More may always be sent: chunks that the target has
+/// finished, and those before the place where it goes on.
 pub(super) fn from_pull(pull: &Pull) -> PullRequest {
-    PullRequest { group: pull.group, target: pull.peer }
+    PullRequest { group: pull.group, target: pull.peer, since: pull.since }
 }
 
 /// Counts what a stream has sent, for its last frame.
@@ -93,7 +94,7 @@ impl Sent {
     /// The frames in which a frame of the shard is sent.
     pub(super) fn frames(&mut self, group: GroupId, frame: messages::PullFrame) -> Vec<PullFrame> {
         match frame {
-            messages::PullFrame::Begin { at, source, conf, volumes } => {
+            messages::PullFrame::Begin { at, source, conf, volumes, sends_everything } => {
                 let volumes: Vec<PulledVolume> = volumes
                     .into_iter()
                     .map(|state| PulledVolume { state, is_deleted: false })
@@ -103,7 +104,7 @@ impl Sent {
                     applied: at,
                     peer: source,
                     state_frames: states.len() as u32,
-                    sends_everything: true,
+                    sends_everything,
                     conf,
                 };
                 let states = states.map(|volumes| PullFrame::State(volumes.to_vec()));
@@ -126,11 +127,8 @@ impl Sent {
     }
 
     fn count(&mut self, item: &PullItem) {
-        match &item.content {
-            PullContent::Blocks { data, .. } => self.bytes += data.len() as u64,
-            PullContent::Bitmap { .. } => self.chunks += 1,
-            PullContent::Zeros { .. } | PullContent::Absent { .. } => {}
-        }
+        self.bytes += item.data_bytes();
+        self.chunks += u64::from(matches!(item.content, PullContent::Bitmap { .. }));
     }
 }
 
@@ -170,9 +168,9 @@ impl Arriving {
 
     fn begun(&mut self) -> messages::PullFrame {
         let (begin, volumes) = self.begin.take().expect("the caller has looked at it");
-        let PullBegin { applied, peer, conf, .. } = begin;
+        let PullBegin { applied, peer, conf, sends_everything, .. } = begin;
         let volumes = volumes.into_iter().map(|volume| volume.state).collect();
-        messages::PullFrame::Begin { at: applied, source: peer, conf, volumes }
+        messages::PullFrame::Begin { at: applied, source: peer, conf, volumes, sends_everything }
     }
 }
 
@@ -212,6 +210,7 @@ mod tests {
                 source: PeerId(3),
                 conf: ConfState { voters: vec![PeerId(3)], ..ConfState::default() },
                 volumes: (1..=volumes as u32).map(volume).collect(),
+                sends_everything: volumes % 2 == 0,
             };
             let stream = [begin, batch.clone(), messages::PullFrame::End];
             let (mut sent, mut arriving) = (Sent::default(), Arriving::default());

@@ -8,7 +8,7 @@ use alluvium_wal::LogOffset;
 use super::entries::encode;
 use super::replica::{Replica, Standing};
 use super::{Output, Shard, ShardFailure};
-use crate::log::{Checkpoint, Encoded, GroupCheckpoint, Record};
+use crate::log::{Checkpoint, Encoded, GroupCheckpoint, Pair, Record};
 use crate::rules::{Broken, Rule};
 use crate::state::VolumeState;
 use crate::types::{
@@ -68,6 +68,9 @@ struct GroupSwap {
     commit: Index,
     /// An install was pending, which this checkpoint completes.
     completes_install: bool,
+    /// The base of this checkpoint becomes a pair: the replica was exact at the swap, and has
+    /// pulled nothing since.
+    makes_pair: bool,
 }
 
 impl Checkpointing {
@@ -177,7 +180,7 @@ impl Shard {
     /// Step 1: fixes the bases.
     fn swap(&mut self) -> Step {
         self.checkpoint.wanted = false;
-        let Self { replicas, log, store, .. } = self;
+        let Self { replicas, log, store, options, .. } = self;
         let mut swap = Swap { at: log.wal().appended(), ..Swap::default() };
         for replica in replicas.values_mut().filter(|replica| replica.standing != Standing::Lost) {
             swap.leads |= replica.is_leader();
@@ -194,6 +197,7 @@ impl Shard {
                 volumes: folded.state.volumes().cloned().collect(),
                 commit: Index(0),
                 completes_install,
+                makes_pair: replica.makes_pairs() || options.broken.is(Rule::PairWhenExact),
             };
             swap.groups.insert((replica.group, replica.peer), group);
         }
@@ -204,6 +208,16 @@ impl Shard {
         store.swap(&base);
         self.checkpoint.swap = swap;
         Step::Landing
+    }
+
+    /// Drops the pairs of a replica that begins to pull, and the one that a checkpoint in progress
+    /// would make.
+    pub(super) fn forget_pairs(&mut self, group: GroupId) {
+        let Some(replica) = self.replicas.get_mut(&group) else { return };
+        replica.pairs.clear();
+        if let Some(swap) = self.checkpoint.swap.groups.get_mut(&(group, replica.peer)) {
+            swap.makes_pair = false;
+        }
     }
 
     /// Step 5: carries groups forward, and makes the record.
@@ -225,8 +239,9 @@ impl Shard {
                     volumes: replica.view.volumes.clone(),
                     commit: Index(0),
                     completes_install: false,
+                    makes_pair: false,
                 });
-                let stated = replica.stated(swap, options.broken);
+                let stated = replica.stated(number, swap, options.broken);
                 swap.commit = stated.state.commit;
                 stated
             })
@@ -332,12 +347,16 @@ impl Shard {
         let swap = std::mem::take(&mut self.checkpoint.swap);
         drop(self.log.wal().trim(..swap.trim_to));
         self.store.release();
+        let number = self.store.checkpoint();
         self.counters.checkpoints += 1;
         for ((group, peer), swap) in swap.groups {
             let Some(replica) = self.replicas.get_mut(&group).filter(|it| it.peer == peer) else {
                 continue;
             };
             replica.base = replica.base.max(swap.base.index);
+            if swap.makes_pair {
+                replica.pairs.push(Pair { number, base: swap.base.index });
+            }
             if swap.completes_install {
                 self.complete_install(group, out);
             } else {
@@ -349,7 +368,12 @@ impl Shard {
 
 impl Replica {
     /// What the record states of the replica.
-    fn stated(&self, swap: &GroupSwap, broken: Broken) -> GroupCheckpoint {
+    fn stated(
+        &self,
+        number: CheckpointNumber,
+        swap: &GroupSwap,
+        broken: Broken,
+    ) -> GroupCheckpoint {
         let completing = self.install.as_ref().filter(|_| swap.completes_install);
         let (last, state) = match completing {
             Some(install) => {
@@ -368,6 +392,7 @@ impl Replica {
             }
         };
         let barrier = if broken.is(Rule::Barrier) { Index(0) } else { self.logged.barrier };
+        let pair = swap.makes_pair.then_some(Pair { number, base: swap.base.index });
         GroupCheckpoint {
             group: self.group,
             peer: self.peer,
@@ -379,7 +404,7 @@ impl Replica {
             barrier: if swap.base.index >= barrier { Index(0) } else { barrier },
             completes_install: swap.completes_install,
             conf: swap.conf.clone(),
-            pairs: Vec::new(),
+            pairs: self.pairs.for_record(pair),
             volumes: swap.volumes.clone(),
         }
     }

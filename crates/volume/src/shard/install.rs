@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use raft::Ready;
 use raft::eraftpb::{Message, MessageType};
 
-use super::replica::{Begin, Install, Replica, Target};
+use super::replica::{Begin, Install, Replica, Round, Target};
 use super::{Output, Shard};
 use crate::log::{self, Encoded, Item, Promise, Record};
 use crate::messages::{PeerBody, PeerMessage, PullContent, PullFrame, PullItem, PullRequest};
@@ -104,13 +104,16 @@ impl Shard {
             attempt,
             leader: (leader, term, server),
             begin: None,
+            round: Round { at: self.now, ..Round::default() },
             batches: VecDeque::new(),
             has_ended: false,
             pulled_at: None,
             pinned_at: 0,
             progress_at: self.now,
         });
-        out.pulls.push((attempt, server, PullRequest { group, target: replica.peer }));
+        let since = replica.applied.index;
+        out.pulls.push((attempt, server, PullRequest { group, target: replica.peer, since }));
+        self.forget_pairs(group);
     }
 
     /// Handles a frame of a pull.
@@ -129,12 +132,19 @@ impl Shard {
         };
         target.progress_at = self.now;
         match frame {
-            PullFrame::Begin { at, conf, volumes, .. } if at.index > applied => {
-                target.begin = Some(Begin { at, conf, volumes });
+            PullFrame::Begin { at, conf, volumes, sends_everything, .. } if at.index > applied => {
+                let first = target.begin.as_ref();
+                let sends_everything =
+                    first.map_or(sends_everything, |first| first.sends_everything);
+                target.begin = Some(Begin { at, conf, volumes, sends_everything });
+                target.round.has_begun = true;
+                target.pinned_at = 0;
             }
             PullFrame::Batch { newest, items }
-                if target.begin.as_ref().is_some_and(|begin| newest >= begin.at.index) =>
+                if target.round.has_begun
+                    && target.begin.as_ref().is_some_and(|begin| newest >= begin.at.index) =>
             {
+                target.round.bytes += items.iter().map(PullItem::data_bytes).sum::<u64>();
                 target.batches.push_back((newest, items));
                 if newest > replica.barrier {
                     replica.barrier = newest;
@@ -153,7 +163,7 @@ impl Shard {
                     }
                 }
             }
-            PullFrame::End if target.begin.is_some() => target.has_ended = true,
+            PullFrame::End if target.round.has_begun => target.has_ended = true,
             _ => self.give_up_pull(group, out),
         }
     }
@@ -190,19 +200,37 @@ impl Shard {
     /// Informs leaders of pulls that are complete, and of those that go on. Returns false if there
     /// is nothing to send.
     pub(super) fn send_pulled(&mut self, out: &mut Output) -> bool {
-        let Self { replicas, store, now, .. } = self;
+        let Self { replicas, store, options, next_attempt, now, .. } = self;
         let mut is_busy = false;
         for group in &self.pulling {
             let Some(replica) = replicas.get_mut(group) else { continue };
             let Some(target) = &mut replica.target else { continue };
-            let Some(begin) = &target.begin else { continue };
             let (leader, term, server) = target.leader;
+            let has_all = target.has_ended && target.batches.is_empty();
+            let has_all = has_all && !store.has_pulls(replica.group);
+            if has_all
+                && target.pulled_at.is_none()
+                && let Some(since) = target.next_round(options, *now)
+            {
+                target.attempt = *next_attempt;
+                *next_attempt += 1;
+                let request = PullRequest { group: *group, target: replica.peer, since };
+                out.pulls.push((target.attempt, server, request));
+                is_busy = true;
+                continue;
+            }
+            let Some(begin) = &target.begin else { continue };
             let is_due = target.pulled_at.is_none_or(|at| *now >= at + REPEAT_MS);
-            let is_complete = target.has_ended && target.batches.is_empty();
-            let body = if is_complete && !store.has_pulls(replica.group) && is_due {
+            // What the overlay has of entries must land before the checkpoint that completes the
+            // install, and needs their commit record, which no install makes.
+            let is_complete = has_all && replica.durable_commit >= replica.applied.index;
+            let body = if is_complete && is_due {
                 target.pulled_at = Some(*now);
                 PeerBody::Pulled { term, at: begin.at, conf: begin.conf.clone() }
-            } else if target.pulled_at.is_none() && *now >= target.pinned_at + PIN_MS {
+            } else if target.pulled_at.is_none()
+                && *now >= target.pinned_at + PIN_MS
+                && !target.round.is_long(options, *now)
+            {
                 target.pinned_at = *now;
                 PeerBody::Pin { term, at: begin.at }
             } else {
@@ -281,7 +309,9 @@ impl Shard {
         }
         self.counters.installs += 1;
         self.checkpoint.wanted = true;
-        let install = Install { ready: number, messages, at, state, old, old_applied };
+        let is_of_changes = !begin.sends_everything;
+        let install =
+            Install { ready: number, messages, at, state, old, old_applied, is_of_changes };
         if self.options.broken.is(Rule::InstallReported) {
             replica.report(install, out);
         } else {
@@ -303,8 +333,10 @@ impl Shard {
         (replica.logged.state, replica.logged.last) = (state, install.at);
         replica.stated_commit = index;
         replica.commit_is_durable(index);
+        let is_of_changes = install.is_of_changes;
         replica.report(install, out);
         self.counters.installs_completed += 1;
+        self.counters.installs_of_changes += u64::from(is_of_changes);
         self.dirty.insert(group);
         self.applying.insert(group);
     }

@@ -21,6 +21,7 @@ mod election_tests;
 mod entries;
 mod install;
 mod lag;
+mod pairs;
 mod ready;
 mod recovery;
 mod replica;
@@ -44,7 +45,7 @@ use self::stall::Stall;
 use crate::group::GroupView;
 use crate::log::{LogWriter, Loss};
 use crate::messages::{PeerBody, PeerMessage, PullFrame, PullRequest};
-use crate::request::{Answer, Request, RequestError};
+use crate::request::{Answer, MAX_READ_BLOCKS, Request, RequestError};
 use crate::rules::Broken;
 use crate::store::{ReadId, Store, StoreCounters, StoreError};
 use crate::types::{GroupId, Index, PeerId, ServerId};
@@ -81,6 +82,12 @@ pub struct ShardOptions {
     pub store_queue_depth: usize,
     /// Slots of the store that are kept free of new ops.
     pub reserved_slots: u32,
+    /// Most blocks of a batch of a pull: at most [`MAX_READ_BLOCKS`].
+    pub pull_blocks: u16,
+    /// A round of a pull is followed by another one if it had so many bytes and took so long.
+    pub round_bytes: u64,
+    /// See `round_bytes`, in milliseconds.
+    pub round_ms: u64,
     /// Time without progress after which a pull or a snapshot is given up, in milliseconds.
     pub progress_ms: u64,
     /// Time between two ticks of raft, in milliseconds.
@@ -101,6 +108,9 @@ impl ShardOptions {
             record_bytes: 1 << 20,
             store_queue_depth: 32,
             reserved_slots: 64,
+            pull_blocks: MAX_READ_BLOCKS,
+            round_bytes: 64 << 20,
+            round_ms: 2_000,
             progress_ms: 30_000,
             tick_ms: 200,
             broken: Broken::default(),
@@ -353,6 +363,8 @@ pub struct ShardCounters {
     pub installs: u64,
     /// Installs that have completed.
     pub installs_completed: u64,
+    /// Completed installs whose source has sent only the changed blocks.
+    pub installs_of_changes: u64,
     /// Messages with entries that were dropped because the ring is full.
     pub refused_appends: u64,
     /// Records of a commit index alone.

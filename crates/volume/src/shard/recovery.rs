@@ -12,6 +12,7 @@ use raft::eraftpb;
 use super::checkpoint::Checkpointing;
 use super::entries::{EntryCache, apply_entry};
 use super::lag::Delayed;
+use super::pairs::Pairs;
 use super::replica::{Logged, Replica, Standing, Start};
 use super::stall::Stall;
 use super::{LostReplica, Notice, Output, Shard, ShardCounters, ShardOptions};
@@ -337,6 +338,7 @@ pub(super) struct Walked {
     applied: Position,
     logged: Logged,
     extents: Extents,
+    pairs: Pairs,
 }
 
 impl<'a> Walk<'a> {
@@ -383,6 +385,7 @@ impl<'a> Walk<'a> {
                 if let Some(walked) = self.walked(key) {
                     walked.logged.has_record = true;
                     walked.logged.barrier = walked.logged.barrier.max(barrier);
+                    walked.pairs.clear();
                 }
             }
             Record::Checkpoint(_) => {
@@ -487,6 +490,7 @@ impl Walked {
             applied: base,
             logged: Logged { last: base, ..Logged::default() },
             extents: Extents::default(),
+            pairs: Pairs::default(),
         }
     }
 
@@ -502,6 +506,7 @@ impl Walked {
             applied: Position::default(),
             logged: Logged::default(),
             extents: Extents::default(),
+            pairs: Pairs::default(),
         }
     }
 
@@ -553,6 +558,7 @@ impl Walked {
         self.logged.state = HardState { commit, ..stated.state };
         self.logged.last = Position { index: stated.last, term: stated.last_term };
         self.logged.barrier = stated.barrier;
+        self.pairs = Pairs::of_record(&stated.pairs);
         self.extents.release(stated.base);
         if stated.completes_install {
             self.extents.clear();
@@ -610,6 +616,7 @@ impl Walked {
             logged: self.logged,
             extents: self.extents,
             base: self.base.index,
+            pairs: self.pairs,
             standing,
         }
     }

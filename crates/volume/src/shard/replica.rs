@@ -7,6 +7,8 @@ use alluvium_wal::LogOffset;
 use raft::eraftpb::{Entry, HardState as RaftHardState, Message, MessageType};
 use raft::{Config, RawNode, StateRole};
 
+use super::ShardOptions;
+use super::pairs::Pairs;
 use crate::group::GroupView;
 use crate::log::{Extents, States};
 use crate::messages::PullItem;
@@ -88,8 +90,9 @@ pub(super) struct Target {
     pub(super) attempt: u64,
     /// The leader that has offered it, its term and its server.
     pub(super) leader: (PeerId, Term, ServerId),
-    /// What the first frame has stated.
+    /// What the first frame of the last round has stated.
     pub(super) begin: Option<Begin>,
+    pub(super) round: Round,
     /// Batches that wait until the record of their barrier is durable.
     pub(super) batches: VecDeque<(Index, Vec<PullItem>)>,
     /// All frames have arrived.
@@ -101,12 +104,48 @@ pub(super) struct Target {
     pub(super) progress_at: u64,
 }
 
+/// A pass over all chunks. Blocks change meanwhile, so another one follows, as long as they become
+/// fewer: the entries above the last one have to fit into the leader's memory.
+#[derive(Debug, Default)]
+pub(super) struct Round {
+    /// When it began.
+    pub(super) at: u64,
+    /// Its first frame has arrived.
+    pub(super) has_begun: bool,
+    /// Its blocks, in bytes, and those of the round before.
+    pub(super) bytes: u64,
+    pub(super) previous_bytes: Option<u64>,
+}
+
+impl Round {
+    /// Whether another round is to follow, which leaves fewer entries.
+    pub(super) fn is_long(&self, options: &ShardOptions, now: u64) -> bool {
+        self.bytes >= options.round_bytes
+            && now >= self.at + options.round_ms
+            && self.previous_bytes.is_none_or(|previous| self.bytes < previous / 4 * 3)
+    }
+}
+
+impl Target {
+    /// Ends a round of which the store has everything. Returns the index since which the blocks of
+    /// another one are to be sent; `None` if it was the last one.
+    pub(super) fn next_round(&mut self, options: &ShardOptions, now: u64) -> Option<Index> {
+        let begin = self.begin.as_ref().filter(|_| self.round.is_long(options, now))?;
+        let previous_bytes = Some(self.round.bytes);
+        self.round = Round { at: now, previous_bytes, ..Round::default() };
+        self.has_ended = false;
+        Some(begin.at.index)
+    }
+}
+
 /// What the blocks of a pull are at least as new as, and the state as of exactly that index.
 #[derive(Debug)]
 pub(super) struct Begin {
     pub(super) at: Position,
     pub(super) conf: ConfState,
     pub(super) volumes: Vec<VolumeState>,
+    /// All blocks are sent, and not only those that have changed.
+    pub(super) sends_everything: bool,
 }
 
 /// An install whose checkpoint is not complete.
@@ -122,6 +161,8 @@ pub(super) struct Install {
     /// What the old log is folded to, and what was applied of it. It counts until then.
     pub(super) old: Folded,
     pub(super) old_applied: Index,
+    /// Only changed blocks were pulled.
+    pub(super) is_of_changes: bool,
 }
 
 /// What a follower's pull keeps in memory at the leader.
@@ -153,6 +194,8 @@ pub(super) struct Replica {
     pub(super) extents: Extents,
     /// The base of the last checkpoint.
     pub(super) base: Index,
+    /// The bases of the checkpoints at which the replica was exact, since its last pull.
+    pub(super) pairs: Pairs,
     /// Below it, an install may have left blocks that are too new.
     pub(super) barrier: Index,
     /// The durable commit that recovery has found. Below it the replica is not exact.
@@ -197,6 +240,7 @@ pub(super) struct Start {
     pub(super) logged: Logged,
     pub(super) extents: Extents,
     pub(super) base: Index,
+    pub(super) pairs: Pairs,
     pub(super) standing: Standing,
 }
 
@@ -208,8 +252,8 @@ impl Replica {
         ring_bytes: u64,
         logger: &slog::Logger,
     ) -> Self {
-        let Start { group, peer, view, log, state, applied, logged, extents, base, standing } =
-            start;
+        let Start { group, peer, view, log, state, applied, logged, extents, base, .. } = start;
+        let (pairs, standing) = (start.pairs, start.standing);
         let commit = logged.state.commit;
         // Everything that was applied is at or below the durable commit.
         let folded = Folded {
@@ -253,6 +297,7 @@ impl Replica {
             stated_commit: commit,
             extents,
             base,
+            pairs,
             barrier: logged.barrier,
             replay_end: commit,
             is_replayed: false,
@@ -326,6 +371,13 @@ impl Replica {
     /// Whether what the replica serves equals the committed log up to its applied index.
     pub(super) fn is_exact(&self) -> bool {
         self.has_blocks() && self.applied.index >= self.barrier
+    }
+
+    /// Whether the base, after [`Replica::fold`], may become a pair: the replica is exact, pulls
+    /// nothing, and all that it ever pulled is at or below the base. (A pulled block goes to the
+    /// store at once, also in place of one whose entry is above the durable commit.)
+    pub(super) fn makes_pairs(&self) -> bool {
+        self.is_exact() && self.target.is_none() && self.folded.at.index >= self.barrier
     }
 
     /// Whether each block is as new as the applied index, and at most as new as the barrier: the

@@ -2,30 +2,68 @@
 //! on. `docs/format/volume-wire.md`, section 11.
 
 use super::clients::Reading;
+use super::replica::Replica;
 use super::{Output, Shard};
 use crate::group::REGION_CHUNKS;
 use crate::messages::{PullChunk, PullContent, PullFrame, PullItem, PullRequest};
 use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
-use crate::request::{BlockState, MAX_READ_BLOCKS};
-use crate::store::{BlocksRead, DamagedBlock};
-use crate::types::{ChunkIndex, GroupId, Layer, VolumeId};
+use crate::request::BlockState;
+use crate::rules::Rule;
+use crate::store::{BlocksRead, ChunkBits, DamagedBlock, Store, has};
+use crate::types::{CheckpointNumber, ChunkIndex, GroupId, Index, Layer, VolumeId};
+
+/// Items, and chunks, with which a batch is sent, whatever its blocks.
+const BATCH_ITEMS: usize = 256;
+const BATCH_CHUNKS: usize = 64;
 
 /// A pull of another server.
 pub(super) struct Source {
     group: GroupId,
+    /// Blocks that have not changed since this checkpoint of this server are left out.
+    since: Option<CheckpointNumber>,
     /// The volumes that are left, the first one in progress.
     volumes: Vec<VolumeId>,
     /// The next chunk of the first volume, and the end of the region.
     next: u32,
     end: u32,
-    /// The chunk that is being read, and its next block.
-    reading: Option<(PullChunk, u16)>,
-    /// What is sent with the next batch.
+    /// The chunk that is being read.
+    reading: Option<Part>,
+    /// What is sent with the next batch, and the numbers of its blocks and chunks.
     items: Vec<PullItem>,
+    blocks: usize,
+    chunks: usize,
     /// The stream takes another frame.
     is_ready: bool,
     /// The store is reading.
     is_waiting: bool,
+}
+
+/// What is left of a chunk.
+struct Part {
+    at: PullChunk,
+    /// The next block.
+    next: u16,
+    /// The blocks that are sent; `None` for all.
+    changed: Option<Box<ChunkBits>>,
+}
+
+impl Part {
+    fn is_sent(&self, block: u16) -> bool {
+        self.changed.as_ref().is_none_or(|changed| has(changed, block))
+    }
+
+    /// The next blocks to read, up to one that is sent after `most` others. Also returns how many
+    /// of them are sent.
+    fn range(&self, most: usize) -> Option<(BlockRange, usize)> {
+        let mut sent = 0;
+        let taken = (self.next..CHUNK_BLOCKS).take_while(|block| {
+            sent += usize::from(self.is_sent(*block));
+            sent <= most
+        });
+        let blocks = taken.count() as u16;
+        let range = BlockRange { chunk: self.at.chunk, first: self.next, blocks };
+        (blocks > 0 && sent > 0).then_some((range, sent.min(most)))
+    }
 }
 
 impl Source {
@@ -37,7 +75,7 @@ impl Source {
 impl Shard {
     /// Begins to answer a pull.
     pub(super) fn open_source(&mut self, stream: u64, request: &PullRequest, out: &mut Output) {
-        let PullRequest { group, target } = *request;
+        let PullRequest { group, target, since } = *request;
         let replica = self.replicas.get(&group);
         let replica = replica
             .filter(|replica| replica.has_blocks() && replica.view.peers.contains_key(&target));
@@ -45,15 +83,25 @@ impl Shard {
             out.frames.push((stream, PullFrame::Failed));
             return;
         };
+        let since = match since {
+            Index(0) => None,
+            _ if self.options.broken.is(Rule::PairBelow) => {
+                replica.pairs.at_or_below(Index(u64::MAX))
+            }
+            since => replica.pairs.at_or_below(since),
+        };
         let volumes: Vec<_> = replica.state.volumes().cloned().collect();
         let first = replica.view.first_chunk().0;
         let source = Source {
             group,
+            since,
             volumes: volumes.iter().rev().map(|state| state.volume).collect(),
             next: first,
             end: first + REGION_CHUNKS,
             reading: None,
             items: Vec::new(),
+            blocks: 0,
+            chunks: 0,
             is_ready: false,
             is_waiting: false,
         };
@@ -62,6 +110,7 @@ impl Shard {
             source: replica.peer,
             conf: replica.conf(),
             volumes,
+            sends_everything: since.is_none(),
         };
         self.sources.insert(stream, source);
         out.frames.push((stream, frame));
@@ -77,7 +126,7 @@ impl Shard {
 
     /// Reads on until there is a batch to send.
     fn advance_source(&mut self, stream: u64, out: &mut Output) {
-        let Self { sources, replicas, store, .. } = self;
+        let Self { sources, replicas, store, options, .. } = self;
         let Some(source) = sources.get_mut(&stream) else { return };
         if !source.is_ready || source.is_waiting {
             return;
@@ -88,26 +137,42 @@ impl Shard {
             out.frames.push((stream, PullFrame::Failed));
             return;
         };
-        if source.reading.is_none() && !source.find_chunk(store) {
-            // Everything was read.
-            let items = std::mem::take(&mut source.items);
-            if !items.is_empty() {
-                let newest = replica.newest_block();
-                out.frames.push((stream, PullFrame::Batch { newest, items }));
+        let most = usize::from(options.pull_blocks);
+        let range = loop {
+            if source.items.len() >= BATCH_ITEMS || source.chunks >= BATCH_CHUNKS {
+                source.send(stream, replica, out);
+                return;
             }
-            out.frames.push((stream, PullFrame::End));
-            sources.remove(&stream);
-            return;
-        }
-        let (at, first) = source.reading.expect("found above");
+            if source.reading.is_none() && !source.find_chunk(store) {
+                // Everything was read.
+                source.send(stream, replica, out);
+                out.frames.push((stream, PullFrame::End));
+                sources.remove(&stream);
+                return;
+            }
+            let part = source.reading.as_ref().expect("found above");
+            let Some((range, blocks)) = part.range(most) else {
+                source.end_chunk(store);
+                continue;
+            };
+            if source.blocks > 0 && source.blocks + blocks > most {
+                source.send(stream, replica, out);
+                return;
+            }
+            break range;
+        };
         source.is_waiting = true;
-        let blocks = MAX_READ_BLOCKS.min(CHUNK_BLOCKS - first);
-        let range = BlockRange { chunk: at.chunk, first, blocks };
         let id = self.reading(Reading::Source { stream });
-        self.store.read(id, group, at.volume, at.layer, range, false);
+        let Self { sources, store, .. } = self;
+        let part = sources.get(&stream).and_then(|source| source.reading.as_ref());
+        let Part { at, changed, .. } = part.expect("a range of it was found");
+        match changed {
+            Some(changed) => store.read_wanted(id, group, at.volume, at.layer, range, changed),
+            None => store.read(id, group, at.volume, at.layer, range, false),
+        }
     }
 
-    /// Sends the blocks of a part of a chunk.
+    /// Takes the blocks of a part of a chunk.
     pub(super) fn source_read(
         &mut self,
         stream: u64,
@@ -118,36 +183,40 @@ impl Shard {
         source.is_waiting = false;
         let group = source.group;
         let replica = self.replicas.get(&group).filter(|replica| replica.has_blocks());
-        let (Some(replica), Ok(read)) = (replica, result) else {
+        let (Some(_), Ok(read)) = (replica, result) else {
             // An install has begun here, or a block is damaged: another replica may be the source.
             self.sources.remove(&stream);
             out.frames.push((stream, PullFrame::Failed));
             return;
         };
-        let (at, first) = source.reading.expect("a part of a chunk was read");
-        let blocks = read.states.len() as u16;
-        source.push(at, first, &read);
-        source.reading = Some((at, first + blocks));
-        if first + blocks == CHUNK_BLOCKS {
-            source.reading = None;
-            let bitmap = self.store.present(group, at.volume, at.layer, at.chunk);
-            let content = PullContent::Bitmap { bits: Box::new(bitmap), is_last: true };
-            source.items.push(PullItem { at, content });
-        }
-        if source.items.is_empty() {
-            self.advance_source(stream, out);
-            return;
-        }
-        source.is_ready = false;
-        let items = std::mem::take(&mut source.items);
-        out.frames.push((stream, PullFrame::Batch { newest: replica.newest_block(), items }));
+        source.push(&read);
+        self.advance_source(stream, out);
     }
 }
 
 impl Source {
+    /// Sends what was read. The batch states the newest index after its last block was read.
+    fn send(&mut self, stream: u64, replica: &Replica, out: &mut Output) {
+        if !self.items.is_empty() {
+            self.is_ready = false;
+            (self.blocks, self.chunks) = (0, 0);
+            let items = std::mem::take(&mut self.items);
+            out.frames.push((stream, PullFrame::Batch { newest: replica.newest_block(), items }));
+        }
+    }
+
+    /// Ends the chunk that was read with the bitmap of its blocks.
+    fn end_chunk(&mut self, store: &Store) {
+        let Some(Part { at, .. }) = self.reading.take() else { return };
+        let bitmap = store.present(self.group, at.volume, at.layer, at.chunk);
+        let content = PullContent::Bitmap { bits: Box::new(bitmap), is_last: true };
+        self.items.push(PullItem { at, content });
+        self.chunks += 1;
+    }
+
     /// Finds the next chunk that has blocks, and states that the ones before it have none. Returns
     /// false if there is none left.
-    fn find_chunk(&mut self, store: &crate::store::Store) -> bool {
+    fn find_chunk(&mut self, store: &Store) -> bool {
         let layer = Layer(0);
         while let Some(volume) = self.volumes.last().copied() {
             let found = store.next_chunk_of(self.group, volume, layer, ChunkIndex(self.next));
@@ -159,7 +228,10 @@ impl Source {
                 self.items.push(PullItem { at, content });
             }
             if let Some(chunk) = found {
-                self.reading = Some((PullChunk { volume, layer, chunk }, 0));
+                let at = PullChunk { volume, layer, chunk };
+                let changed = |since| store.changed(self.group, volume, layer, chunk, since);
+                let changed = self.since.map(changed).map(Box::new);
+                self.reading = Some(Part { at, next: 0, changed });
                 self.next = chunk.0 + 1;
                 return true;
             }
@@ -170,29 +242,29 @@ impl Source {
     }
 
     /// Adds the blocks of a part of a chunk, run by run.
-    fn push(&mut self, at: PullChunk, first: u16, read: &BlocksRead) {
+    fn push(&mut self, read: &BlocksRead) {
+        let part = self.reading.as_mut().expect("a part of a chunk was read");
+        let (at, mut block) = (part.at, part.next);
+        part.next += read.states.len() as u16;
         let mut taken = 0;
-        let runs = read.states.chunk_by(|a, b| a == b);
-        let mut block = first;
-        for run in runs {
+        for run in read.states.chunk_by(|a, b| a == b) {
             let blocks = run.len();
-            match run[0] {
-                BlockState::Absent => {}
+            let content = match run[0] {
+                BlockState::Absent => None,
                 BlockState::Zeros => {
-                    let blocks = blocks as u16;
-                    let content = PullContent::Zeros { first: block, blocks };
-                    self.items.push(PullItem { at, content });
+                    Some(PullContent::Zeros { first: block, blocks: blocks as u16 })
                 }
                 BlockState::Data => {
                     let crcs = read.crcs[taken..taken + blocks].to_vec();
                     let bytes = taken * BLOCK_BYTES..(taken + blocks) * BLOCK_BYTES;
                     let data = read.data.slice(bytes);
-                    let content = PullContent::Blocks { first: block, crcs, data };
-                    self.items.push(PullItem { at, content });
                     taken += blocks;
+                    Some(PullContent::Blocks { first: block, crcs, data })
                 }
-            }
+            };
+            self.items.extend(content.map(|content| PullItem { at, content }));
             block += blocks as u16;
         }
+        self.blocks += taken;
     }
 }

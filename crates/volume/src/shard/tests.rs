@@ -14,7 +14,9 @@ use super::{
 };
 use crate::group::GroupView;
 use crate::log::{Encoded, Install, LogWriter, Record};
-use crate::messages::{PeerBody, PeerMessage, PullChunk, PullContent, PullFrame, PullItem};
+use crate::messages::{
+    PeerBody, PeerMessage, PullChunk, PullContent, PullFrame, PullItem, PullRequest,
+};
 use crate::op::{BLOCK_BYTES, BlockOp, BlockRange, CHUNK_BLOCKS, Change, Op};
 use crate::request::{Answer, ErrorCode, Request, RequestError};
 use crate::state::VolumeState;
@@ -283,7 +285,7 @@ fn a_pull_that_the_store_has_no_slots_for_does_not_complete() {
         PullItem { at, content: PullContent::Zeros { first: 0, blocks: CHUNK_BLOCKS } }
     });
     let frames = [
-        PullFrame::Begin { at, source: OTHERS[0], conf, volumes },
+        PullFrame::Begin { at, source: OTHERS[0], conf, volumes, sends_everything: true },
         PullFrame::Batch { newest: Index(9), items: chunks.collect() },
         PullFrame::End,
     ];
@@ -292,6 +294,61 @@ fn a_pull_that_the_store_has_no_slots_for_does_not_complete() {
     let is_pulled = |message: &PeerMessage| matches!(message.body, PeerBody::Pulled { .. });
     assert!(!out.messages.iter().any(|(_, message)| is_pulled(message)), "{:?}", out.messages);
     assert_eq!(out.cancelled, [attempt]);
+}
+
+/// Whether a source sends all blocks to a replica that has applied `since`.
+fn sends_everything(shard: &mut Shard, since: u64) -> bool {
+    let request = PullRequest { group: GROUP, target: OTHERS[0], since: Index(since) };
+    let out = turn(shard, 0, [Input::Pull { stream: since, request }]);
+    match &out.frames[..] {
+        [(stream, PullFrame::Begin { sends_everything, .. })] if *stream == since => {
+            *sends_everything
+        }
+        frames => panic!("{frames:?}"),
+    }
+}
+
+#[test]
+fn a_source_sends_the_changed_blocks_until_it_pulls_itself() {
+    let view = view_of_three();
+    let disks = Disks::new(&[entries(GROUP, 5, 5)]);
+    let mut shard = disks.open([GROUP], &view).shard;
+    assert!(sends_everything(&mut shard, 5), "there was no checkpoint");
+    turn(&mut shard, 0, [Input::Checkpoint]);
+    for _ in 0..10 {
+        turn(&mut shard, 0, []);
+    }
+    assert_eq!(shard.counters().checkpoints, 1);
+    let check = |shard: &mut Shard| {
+        let answers = [0, 4, 5, 9].map(|since| sends_everything(shard, since));
+        assert_eq!(answers, [true, true, false, false], "the base of the checkpoint is 5");
+    };
+    check(&mut shard);
+    drop(shard);
+    let mut shard = disks.open([GROUP], &view).shard;
+    check(&mut shard);
+    // It begins to pull while a checkpoint is in progress, which makes no pair.
+    shard.turn(0, &mut [Input::Checkpoint].into(), &mut Output::default()).unwrap();
+    let offer = PeerBody::Offer { term: Term(1), applied: Index(9) };
+    let out = turn(&mut shard, 0, [from_leader(GROUP, offer)]);
+    let [(attempt, _, PullRequest { since, .. })] = out.pulls[..] else {
+        panic!("{:?}", out.pulls)
+    };
+    assert_eq!(since, Index(5), "it pulls what has changed since");
+    for _ in 0..10 {
+        turn(&mut shard, 0, []);
+    }
+    assert!(sends_everything(&mut shard, 5));
+    let at = Position { index: Index(9), term: Term(1) };
+    let (conf, volumes) = (view.founders_conf(), view.volumes.clone());
+    let frames = [
+        PullFrame::Begin { at, source: OTHERS[0], conf, volumes, sends_everything: false },
+        PullFrame::Batch { newest: Index(9), items: Vec::new() },
+    ];
+    turn(&mut shard, 0, frames.map(|frame| Input::PullFrame { attempt, group: GROUP, frame }));
+    drop(shard);
+    let mut shard = disks.open([GROUP], &view).shard;
+    assert!(sends_everything(&mut shard, 5), "blocks may be too new");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::pending::{Comparison, DeviceRun, RunPurpose};
 use super::sector::Word;
 use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
 use crate::rules::Rule;
-use crate::types::{ChunkIndex, GroupId, Index, Layer, VolumeId};
+use crate::types::{CheckpointNumber, ChunkIndex, GroupId, Index, Layer, VolumeId};
 
 /// A bit for each block of a chunk: bit `b % 8` of byte `b / 8` for block `b`.
 pub type ChunkBits = [u8; CHUNK_BLOCKS as usize / 8];
@@ -176,6 +176,36 @@ impl Store {
         of_volume.find(|key| key.layer == layer).map(|key| key.chunk)
     }
 
+    /// The blocks of a chunk that may have changed above the base of checkpoint `since`: those
+    /// whose words were set since, and those that wait in the overlay. Blocks that were removed are
+    /// not among them: [`Store::present`] shows these.
+    pub fn changed(
+        &self,
+        group: GroupId,
+        volume: VolumeId,
+        layer: Layer,
+        chunk: ChunkIndex,
+        since: CheckpointNumber,
+    ) -> ChunkBits {
+        let key = ChunkKey { group, volume, chunk, layer };
+        let complete = self.checkpoint();
+        let mut bits = [0; _];
+        for (number, slot) in self.index.get(&key).into_iter().flat_map(|chunk| chunk.iter()) {
+            let sector = &self.slots.used(slot).expect("it is indexed").sector;
+            for (block, (word, epoch)) in sector.words.iter().zip(&sector.epochs).enumerate() {
+                if *word != Word::ABSENT && epoch.is_needed(since, complete) {
+                    set_bit(&mut bits, (number * SLOT_BLOCKS + block) as u16, true);
+                }
+            }
+        }
+        if !self.breaks(Rule::OverlayChanged) {
+            for (blocks, _) in self.overlay.read(key, 0..CHUNK_BLOCKS) {
+                blocks.for_each(|block| set_bit(&mut bits, block, true));
+            }
+        }
+        bits
+    }
+
     /// The blocks of a chunk that the replica has.
     pub fn present(
         &self,
@@ -215,7 +245,8 @@ fn run_len(fates: &[Fate]) -> usize {
     fates.iter().enumerate().take_while(is_next).count()
 }
 
-fn has(bits: &ChunkBits, block: u16) -> bool {
+/// Whether the bit of a block is set.
+pub(crate) fn has(bits: &ChunkBits, block: u16) -> bool {
     bits[usize::from(block) / 8] & 1 << (block % 8) != 0
 }
 

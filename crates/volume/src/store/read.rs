@@ -14,6 +14,7 @@ use super::block_store::{Store, blocks_of, chunk_key};
 use super::layout::SLOT_BLOCKS;
 use super::overlay::{ChunkKey, Content};
 use super::pending::{BlocksRead, DamagedBlock, DeviceRun, Read, ReadId, RunPurpose};
+use super::pull::{ChunkBits, has};
 use super::sector::Word;
 use crate::op::{BLOCK_BYTES, BlockRange};
 use crate::request::{BlockState, MAX_READ_BLOCKS};
@@ -31,7 +32,39 @@ impl Store {
         range: BlockRange,
         states_only: bool,
     ) {
-        let key = chunk_key(group, volume, layer, range);
+        let number =
+            self.begin_read(id, chunk_key(group, volume, layer, range), range, states_only);
+        self.collect(number, blocks_of(range));
+        self.finish(number);
+    }
+
+    /// Reads those blocks of a range whose bits are set, as [`Store::read`] does. The others count
+    /// as absent.
+    pub fn read_wanted(
+        &mut self,
+        id: ReadId,
+        group: GroupId,
+        volume: VolumeId,
+        layer: Layer,
+        range: BlockRange,
+        wanted: &ChunkBits,
+    ) {
+        let number = self.begin_read(id, chunk_key(group, volume, layer, range), range, false);
+        let Range { start: mut next, end } = blocks_of(range);
+        while let Some(first) = (next..end).find(|block| has(wanted, *block)) {
+            next = (first..end).find(|block| !has(wanted, *block)).unwrap_or(end);
+            self.collect(number, first..next);
+        }
+        self.finish(number);
+    }
+
+    fn begin_read(
+        &mut self,
+        id: ReadId,
+        key: ChunkKey,
+        range: BlockRange,
+        states_only: bool,
+    ) -> u64 {
         let read = Read {
             id,
             key,
@@ -44,8 +77,7 @@ impl Store {
         };
         let number = self.reads.next_number();
         self.reads.reads.insert(number, read);
-        self.collect(number, blocks_of(range));
-        self.finish(number);
+        number
     }
 
     /// Takes the reads that have completed.

@@ -62,6 +62,7 @@ impl Test {
             apply: Apply::Deferred,
             entry_cache_bytes: 1 << 20,
             overlay_bytes: 1 << 20,
+            install_bytes_per_s: 0,
             limits: NetLimits::default(),
             advertised: "127.0.0.1:1".into(),
         };

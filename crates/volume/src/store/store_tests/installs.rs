@@ -135,3 +135,47 @@ fn an_install_removes_what_its_source_lacks_and_a_source_states_what_it_has() {
     assert_eq!(next_chunk(&store, 1), Some(2));
     assert_eq!(store.free_slots(), 14);
 }
+
+/// The blocks whose bits are set.
+fn blocks_of(bits: &ChunkBits) -> Vec<u16> {
+    (0..CHUNK_BLOCKS).filter(|block| has(bits, *block)).collect()
+}
+
+#[test]
+fn the_blocks_that_have_changed_since_a_checkpoint_are_known_also_after_a_restart() {
+    let disk = disk();
+    let mut first = store(&disk, 0);
+    apply(&mut first, 0, 4, data(&[1, 2, 3, 4]), 1);
+    checkpoint(&mut first);
+    // Checkpoint 1 covers all of this.
+    apply(&mut first, 1, 1, data(&[5]), 2);
+    apply(&mut first, 70, 1, Content::Zeros, 3);
+    apply(&mut first, 2, 1, Content::Absent, 4);
+    checkpoint(&mut first);
+    apply(&mut first, 3, 1, data(&[6]), 5);
+    land(&mut first);
+    apply(&mut first, 100, 1, data(&[7]), 6);
+    let changed = |store: &Store, since| {
+        let bits = store.changed(GROUP, VOLUME, LAYER, ChunkIndex(0), CheckpointNumber(since));
+        blocks_of(&bits)
+    };
+    // The words of blocks 0 to 3 were set before checkpoint 1 was complete.
+    assert_eq!(changed(&first, 1), [0, 1, 3, 70, 100]);
+    assert_eq!(changed(&first, 2), [1, 3, 70, 100]);
+    checkpoint(&mut first);
+    assert_eq!(changed(&first, 3), [3, 100]);
+    assert_eq!(blocks_of(&first.present(GROUP, VOLUME, LAYER, ChunkIndex(0))), [0, 1, 3, 70, 100]);
+    drop(first);
+    let mut second = store(&disk.power_cut(), 3);
+    assert_eq!(changed(&second, 2), [1, 3, 70, 100]);
+    // Only wanted blocks are read; the others count as absent.
+    let wanted = second.changed(GROUP, VOLUME, LAYER, ChunkIndex(0), CheckpointNumber(3));
+    second.read_wanted(ReadId(1), GROUP, VOLUME, LAYER, range(0, 101), &wanted);
+    second.take_completions().unwrap();
+    let mut done = Vec::new();
+    second.take_reads(&mut done);
+    let found = done.pop().unwrap().1.unwrap();
+    assert_eq!(bytes(&found), [6, 7]);
+    let is_data = |block: &usize| found.states[*block] == BlockState::Data;
+    assert_eq!((0..101).filter(is_data).collect::<Vec<_>>(), [3, 100]);
+}
