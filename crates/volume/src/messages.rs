@@ -60,8 +60,11 @@ pub struct PullRequest {
     pub group: GroupId,
     /// The replica that pulls.
     pub target: PeerId,
-    /// What it has applied: blocks that have not changed since may be left out. 0 for everything.
+    /// Blocks that have not changed since may be left out: what the target has applied, or in a
+    /// later round, what the source had applied when the round before began. 0 for everything.
     pub since: Index,
+    /// The first round of the pull. A source does not know it.
+    pub is_first: bool,
 }
 
 /// A part of the answer to a pull.

@@ -116,8 +116,9 @@ pub(crate) struct ServeArgs {
         value_parser = within(OVERLAY_BOUNDS)
     )]
     overlay_memory: Size,
-    /// Bytes per second that installs, which bring replicas up to date, take from this server, and
-    /// the same for those that they bring to it: 1MiB to 1TiB, or 0 for no bound.
+    /// Bytes per second of the blocks that installs, which bring replicas up to date, bring to this
+    /// server, and the same for those that they take from it: 1MiB to 1TiB, or 0 for no bound. What
+    /// has changed during an install is sent without a bound.
     #[arg(
         long,
         value_name = "SIZE",

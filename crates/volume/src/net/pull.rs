@@ -85,7 +85,8 @@ pub struct Pull {
     pub group: GroupId,
     /// The target's peer.
     pub peer: PeerId,
-    /// The target's applied index: only blocks that have changed since; 0 for everything.
+    /// Only blocks that have changed since this index; 0 for everything. The target's applied
+    /// index, or in a later round, what the source had applied when the round before began.
     pub since: Index,
     /// What `since` is for the chunks in `finished`.
     pub finished_since: Index,

@@ -243,6 +243,11 @@ impl Driver {
                 self.events.input(Input::PullClosed { stream });
             }
         }
+        // First, since a pull may be given up in the turn in which it begins.
+        for (attempt, server, request) in out.pulls.drain(..) {
+            streams.targets.retain(|_, (target, _)| !target.is_finished());
+            streams.targets.insert(attempt, self.pull(attempt, server, request));
+        }
         for attempt in out.cancelled.drain(..) {
             if let Some((target, _)) = streams.targets.remove(&attempt) {
                 target.abort();
@@ -252,10 +257,6 @@ impl Driver {
             if let Some((_, permits)) = streams.targets.get(&attempt) {
                 permits.add_permits(1);
             }
-        }
-        for (attempt, server, request) in out.pulls.drain(..) {
-            streams.targets.retain(|_, (target, _)| !target.is_finished());
-            streams.targets.insert(attempt, self.pull(attempt, server, request));
         }
         // They keep the blocks of all ops. The feature is on in a build of the whole workspace.
         #[cfg(feature = "simulation")]
@@ -302,8 +303,12 @@ impl Driver {
                             let Some(frame) = arriving.frame(frame) else { continue };
                             if let PullFrame::Batch { items, .. } = &frame {
                                 // Given back when the store has the batch.
-                                arrived.acquire().await.expect("it is never closed").forget();
-                                rate.take(items.iter().map(PullItem::data_bytes).sum()).await;
+                                // Later rounds race with writes, so they are not slowed down.
+                                let bytes = items.iter().map(PullItem::data_bytes).sum();
+                                let bytes = if request.is_first { bytes } else { 0 };
+                                let (permit, ()) =
+                                    tokio::join!(arrived.acquire(), rate.take(bytes));
+                                permit.expect("it is never closed").forget();
                             }
                             let is_last = matches!(frame, PullFrame::End | PullFrame::Failed);
                             input(frame);
@@ -368,9 +373,15 @@ async fn send_stream(
     events: Arc<Events>,
     rate: Arc<Rate>,
 ) {
+    // Pulls of changes may be later rounds, which race with writes.
+    let mut is_bounded = false;
     while let Some(frame) = queue.recv().await {
-        if let crate::net::PullFrame::Batch(batch) = &frame {
-            rate.take(batch.items.iter().map(PullItem::data_bytes).sum()).await;
+        match &frame {
+            crate::net::PullFrame::Begin(begin) => is_bounded = begin.sends_everything,
+            crate::net::PullFrame::Batch(batch) if is_bounded => {
+                rate.take(batch.items.iter().map(PullItem::data_bytes).sum()).await;
+            }
+            _ => {}
         }
         if sender.send(&frame).await.is_err() {
             break;

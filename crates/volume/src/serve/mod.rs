@@ -69,8 +69,8 @@ pub struct ServeOptions {
     pub entry_cache_bytes: usize,
     /// Memory for blocks that are not written yet, in bytes.
     pub overlay_bytes: usize,
-    /// Bytes per second of blocks that installs of other servers take from this one, and that those
-    /// of this one take from others: each at most this. 0 for no bound.
+    /// Bytes per second of the blocks that the first rounds of installs bring to this server, and
+    /// of those that installs of everything take from it. 0 for no bound.
     pub install_bytes_per_s: u64,
     /// Bounds of connections.
     pub limits: NetLimits,

@@ -79,7 +79,7 @@ pub(super) fn to_pull(request: &PullRequest) -> Pull {
 /// A request of a pull from another server. More may always be sent: chunks that the target has
 /// finished, and those before the place where it goes on.
 pub(super) fn from_pull(pull: &Pull) -> PullRequest {
-    PullRequest { group: pull.group, target: pull.peer, since: pull.since }
+    PullRequest { group: pull.group, target: pull.peer, since: pull.since, is_first: false }
 }
 
 /// Counts what a stream has sent, for its last frame.

@@ -104,15 +104,21 @@ impl Shard {
             attempt,
             leader: (leader, term, server),
             begin: None,
-            round: Round { at: self.now, ..Round::default() },
+            round: Round {
+                number: 1,
+                at: self.now,
+                since: replica.applied.index,
+                ..Round::default()
+            },
+            retry_at: None,
             batches: VecDeque::new(),
             has_ended: false,
             pulled_at: None,
-            pinned_at: 0,
+            pinned_at: None,
             progress_at: self.now,
         });
-        let since = replica.applied.index;
-        out.pulls.push((attempt, server, PullRequest { group, target: replica.peer, since }));
+        let (target, since) = (replica.peer, replica.applied.index);
+        out.pulls.push((attempt, server, PullRequest { group, target, since, is_first: true }));
         self.forget_pairs(group);
     }
 
@@ -130,15 +136,20 @@ impl Shard {
         else {
             return;
         };
+        if frame == PullFrame::Failed && target.failed(self.now) {
+            return;
+        }
         target.progress_at = self.now;
         match frame {
-            PullFrame::Begin { at, conf, volumes, sends_everything, .. } if at.index > applied => {
+            PullFrame::Begin { at, conf, volumes, sends_everything, .. }
+                if at.index > applied && !target.round.has_begun =>
+            {
                 let first = target.begin.as_ref();
                 let sends_everything =
                     first.map_or(sends_everything, |first| first.sends_everything);
                 target.begin = Some(Begin { at, conf, volumes, sends_everything });
                 target.round.has_begun = true;
-                target.pinned_at = 0;
+                target.pinned_at = None;
             }
             PullFrame::Batch { newest, items }
                 if target.round.has_begun
@@ -171,7 +182,7 @@ impl Shard {
     /// Hands the batches to the store whose barrier is durable, as far as the overlay has space. A
     /// pull for which the store has too few slots is given up. Returns false if there is none.
     pub(super) fn store_pulled(&mut self, out: &mut Output) -> bool {
-        let Self { replicas, store, options, pulling, .. } = self;
+        let Self { replicas, store, options, pulling, now, .. } = self;
         let mut is_busy = false;
         let mut refused = Vec::new();
         for group in &*pulling {
@@ -182,6 +193,7 @@ impl Shard {
                 && let Some((_, items)) = target.batches.pop_front_if(|batch| batch.0 <= durable)
             {
                 is_busy = true;
+                target.progress_at = *now;
                 out.taken.push(target.attempt);
                 let is_full =
                     items.into_iter().any(|item| store_item(store, *group, item).is_err());
@@ -208,13 +220,17 @@ impl Shard {
             let (leader, term, server) = target.leader;
             let has_all = target.has_ended && target.batches.is_empty();
             let has_all = has_all && !store.has_pulls(replica.group);
-            if has_all
-                && target.pulled_at.is_none()
-                && let Some(since) = target.next_round(options, *now)
-            {
+            let next = match target.retry_at {
+                Some(at) => (*now >= at).then_some(target.round.since),
+                None if has_all && target.pulled_at.is_none() => target.next_round(options, *now),
+                None => None,
+            };
+            if let Some(since) = next {
+                target.retry_at = None;
                 target.attempt = *next_attempt;
                 *next_attempt += 1;
-                let request = PullRequest { group: *group, target: replica.peer, since };
+                let (group, peer) = (*group, replica.peer);
+                let request = PullRequest { group, target: peer, since, is_first: false };
                 out.pulls.push((target.attempt, server, request));
                 is_busy = true;
                 continue;
@@ -228,10 +244,11 @@ impl Shard {
                 target.pulled_at = Some(*now);
                 PeerBody::Pulled { term, at: begin.at, conf: begin.conf.clone() }
             } else if target.pulled_at.is_none()
-                && *now >= target.pinned_at + PIN_MS
+                && target.round.has_begun
+                && target.pinned_at.is_none_or(|at| *now >= at + PIN_MS)
                 && !target.round.is_long(options, *now)
             {
-                target.pinned_at = *now;
+                target.pinned_at = Some(*now);
                 PeerBody::Pin { term, at: begin.at }
             } else {
                 continue;

@@ -1,5 +1,5 @@
 //! Followers that lag: ops are delayed before they need entries that are no longer in memory, and
-//! with them all blocks of the group.
+//! with them an install.
 
 use std::collections::{BTreeMap, VecDeque};
 

@@ -443,7 +443,7 @@ impl Shard {
             }
             Input::Create { group, peer, view } => self.create(group, peer, view),
             Input::Activate { group, peer } => self.activate(group, peer),
-            Input::Remove { group } => self.remove(group),
+            Input::Remove { group } => self.remove(group, out),
             Input::Checkpoint => self.checkpoint.wanted = true,
         }
     }

@@ -117,6 +117,9 @@ impl Shard {
             if !leads {
                 replica.refuse_waiting(out);
                 self.refuse_delayed(group, out);
+            } else {
+                // A leader applies its entries, which it must have.
+                self.give_up_pull(group, out);
             }
         }
         let replica = self.replicas.get_mut(&group).expect("the caller has looked it up");
@@ -343,7 +346,8 @@ impl Shard {
     }
 
     /// Removes a replica that the registry does not have any more.
-    pub(super) fn remove(&mut self, group: GroupId) {
+    pub(super) fn remove(&mut self, group: GroupId, out: &mut Output) {
+        self.give_up_pull(group, out);
         if let Some(replica) = self.replicas.remove(&group) {
             self.bury(group, replica.peer);
             self.store.remove_replica(group);

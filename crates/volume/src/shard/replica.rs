@@ -93,23 +93,32 @@ pub(super) struct Target {
     /// What the first frame of the last round has stated.
     pub(super) begin: Option<Begin>,
     pub(super) round: Round,
+    /// When a later round that has failed is asked for again.
+    pub(super) retry_at: Option<u64>,
     /// Batches that wait until the record of their barrier is durable.
     pub(super) batches: VecDeque<(Index, Vec<PullItem>)>,
     /// All frames have arrived.
     pub(super) has_ended: bool,
     /// The leader was informed, the last time then.
     pub(super) pulled_at: Option<u64>,
-    pub(super) pinned_at: u64,
+    pub(super) pinned_at: Option<u64>,
     /// The time of the last progress.
     pub(super) progress_at: u64,
 }
+
+/// Time after which a round that has failed is asked for again, in milliseconds.
+const ROUND_RETRY_MS: u64 = 500;
 
 /// A pass over all chunks. Blocks change meanwhile, so another one follows, as long as they become
 /// fewer: the entries above the last one have to fit into the leader's memory.
 #[derive(Debug, Default)]
 pub(super) struct Round {
+    /// Its number, from 1.
+    pub(super) number: u32,
     /// When it began.
     pub(super) at: u64,
+    /// What it asks for.
+    pub(super) since: Index,
     /// Its first frame has arrived.
     pub(super) has_begun: bool,
     /// Its blocks, in bytes, and those of the round before.
@@ -118,11 +127,14 @@ pub(super) struct Round {
 }
 
 impl Round {
-    /// Whether another round is to follow, which leaves fewer entries.
+    /// Whether another round is to follow, which leaves fewer entries. The second one may be as
+    /// long as the first: the source has not completed a checkpoint in between.
     pub(super) fn is_long(&self, options: &ShardOptions, now: u64) -> bool {
+        let is_shorter =
+            || self.previous_bytes.is_none_or(|previous| self.bytes < previous / 4 * 3);
         self.bytes >= options.round_bytes
             && now >= self.at + options.round_ms
-            && self.previous_bytes.is_none_or(|previous| self.bytes < previous / 4 * 3)
+            && (self.number <= 2 || is_shorter())
     }
 }
 
@@ -131,10 +143,25 @@ impl Target {
     /// another one are to be sent; `None` if it was the last one.
     pub(super) fn next_round(&mut self, options: &ShardOptions, now: u64) -> Option<Index> {
         let begin = self.begin.as_ref().filter(|_| self.round.is_long(options, now))?;
+        let (number, since) = (self.round.number + 1, begin.at.index);
         let previous_bytes = Some(self.round.bytes);
-        self.round = Round { at: now, previous_bytes, ..Round::default() };
+        self.round = Round { number, at: now, since, previous_bytes, ..Round::default() };
         self.has_ended = false;
-        Some(begin.at.index)
+        self.progress_at = now;
+        Some(since)
+    }
+
+    /// Notes that a round has failed. Returns whether it can be asked for again: what the rounds
+    /// before it have brought is kept.
+    pub(super) fn failed(&mut self, now: u64) -> bool {
+        if self.round.number == 1 {
+            return false;
+        }
+        self.batches.clear();
+        self.has_ended = false;
+        (self.round.has_begun, self.round.bytes) = (false, 0);
+        self.retry_at = Some(now + ROUND_RETRY_MS);
+        true
     }
 }
 
@@ -468,7 +495,11 @@ impl Replica {
 
     pub(super) fn pin(&mut self, peer: PeerId, term: Term, at: Position, until: u64) {
         if self.is_leader() && term == self.term() {
-            self.pins.insert(peer, Pin { above: at.index, until });
+            // One whose entries are gone would keep others in vain.
+            match self.memory().truncated().index <= at.index {
+                true => drop(self.pins.insert(peer, Pin { above: at.index, until })),
+                false => drop(self.pins.remove(&peer)),
+            }
         }
     }
 

@@ -43,13 +43,13 @@ struct Part {
     at: PullChunk,
     /// The next block.
     next: u16,
-    /// The blocks that are sent; `None` for all.
-    changed: Option<Box<ChunkBits>>,
+    /// The blocks that are sent.
+    sent: Box<ChunkBits>,
 }
 
 impl Part {
     fn is_sent(&self, block: u16) -> bool {
-        self.changed.as_ref().is_none_or(|changed| has(changed, block))
+        has(&self.sent, block)
     }
 
     /// The next blocks to read, up to one that is sent after `most` others. Also returns how many
@@ -75,7 +75,7 @@ impl Source {
 impl Shard {
     /// Begins to answer a pull.
     pub(super) fn open_source(&mut self, stream: u64, request: &PullRequest, out: &mut Output) {
-        let PullRequest { group, target, since } = *request;
+        let PullRequest { group, target, since, .. } = *request;
         let replica = self.replicas.get(&group);
         let replica = replica
             .filter(|replica| replica.has_blocks() && replica.view.peers.contains_key(&target));
@@ -112,6 +112,8 @@ impl Shard {
             volumes,
             sends_everything: since.is_none(),
         };
+        // The next round then counts from a base of about now.
+        self.checkpoint.wanted |= replica.applied.index > replica.base;
         self.sources.insert(stream, source);
         out.frames.push((stream, frame));
     }
@@ -165,11 +167,8 @@ impl Shard {
         let id = self.reading(Reading::Source { stream });
         let Self { sources, store, .. } = self;
         let part = sources.get(&stream).and_then(|source| source.reading.as_ref());
-        let Part { at, changed, .. } = part.expect("a range of it was found");
-        match changed {
-            Some(changed) => store.read_wanted(id, group, at.volume, at.layer, range, changed),
-            None => store.read(id, group, at.volume, at.layer, range, false),
-        }
+        let Part { at, sent, .. } = part.expect("a range of it was found");
+        store.read_wanted(id, group, at.volume, at.layer, range, sent);
     }
 
     /// Takes the blocks of a part of a chunk.
@@ -229,9 +228,11 @@ impl Source {
             }
             if let Some(chunk) = found {
                 let at = PullChunk { volume, layer, chunk };
-                let changed = |since| store.changed(self.group, volume, layer, chunk, since);
-                let changed = self.since.map(changed).map(Box::new);
-                self.reading = Some(Part { at, next: 0, changed });
+                let sent = Box::new(match self.since {
+                    Some(since) => store.changed(self.group, volume, layer, chunk, since),
+                    None => store.present(self.group, volume, layer, chunk),
+                });
+                self.reading = Some(Part { at, next: 0, sent });
                 self.next = chunk.0 + 1;
                 return true;
             }

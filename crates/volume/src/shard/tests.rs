@@ -298,7 +298,8 @@ fn a_pull_that_the_store_has_no_slots_for_does_not_complete() {
 
 /// Whether a source sends all blocks to a replica that has applied `since`.
 fn sends_everything(shard: &mut Shard, since: u64) -> bool {
-    let request = PullRequest { group: GROUP, target: OTHERS[0], since: Index(since) };
+    let request =
+        PullRequest { group: GROUP, target: OTHERS[0], since: Index(since), is_first: true };
     let out = turn(shard, 0, [Input::Pull { stream: since, request }]);
     match &out.frames[..] {
         [(stream, PullFrame::Begin { sends_everything, .. })] if *stream == since => {
@@ -314,7 +315,7 @@ fn a_source_sends_the_changed_blocks_until_it_pulls_itself() {
     let disks = Disks::new(&[entries(GROUP, 5, 5)]);
     let mut shard = disks.open([GROUP], &view).shard;
     assert!(sends_everything(&mut shard, 5), "there was no checkpoint");
-    turn(&mut shard, 0, [Input::Checkpoint]);
+    // The pull begins one.
     for _ in 0..10 {
         turn(&mut shard, 0, []);
     }
