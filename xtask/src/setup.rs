@@ -123,68 +123,53 @@ pub(crate) fn apt(packages: &[&str], why: &str) -> Result<(), Missing> {
     Ok(())
 }
 
+/// Installs the packages of programs that do not run. `tools` has packages, each with a program and
+/// an argument with which it ends at once.
+fn debian(tools: &[(&str, &str, &str)], why: &str) -> Result<(), Missing> {
+    let _lock = lock()?;
+    let missing = tools.iter().filter(|(_, program, argument)| !runs(program, &[argument]));
+    let mut missing: Vec<&str> = missing.map(|(package, ..)| *package).collect();
+    missing.dedup();
+    match missing.is_empty() {
+        true => Ok(()),
+        false => apt(&missing, why),
+    }
+}
+
 /// kcat.
 pub(crate) fn kcat() -> Result<(), Missing> {
-    let _lock = lock()?;
-    if runs("kcat", &["-V"]) {
-        return Ok(());
-    }
-    apt(&["kcat"], "the kcat suite, and the kill test's reader")
+    debian(&[("kcat", "kcat", "-V")], "the kcat suite, and the kill test's reader")
 }
 
 /// redis-cli and redis-benchmark.
 pub(crate) fn redis_tools() -> Result<(), Missing> {
-    let _lock = lock()?;
-    if runs("redis-cli", &["--version"]) && runs("redis-benchmark", &["--version"]) {
-        return Ok(());
-    }
-    apt(&["redis-tools"], "the suite of the journal cache as a server")
+    let tools = [
+        ("redis-tools", "redis-cli", "--version"),
+        ("redis-tools", "redis-benchmark", "--version"),
+    ];
+    debian(&tools, "the suite of the journal cache as a server")
 }
 
 /// The NBD clients of libnbd, QEMU and fio.
 pub(crate) fn nbd_clients() -> Result<(), Missing> {
-    let _lock = lock()?;
-    let mut missing = Vec::new();
-    for (package, program, argument) in [
+    let tools = [
         ("libnbd-bin", "nbdinfo", "--version"),
         ("python3-libnbd", "/usr/bin/python3", "-cimport nbd"),
         ("qemu-utils", "qemu-img", "--version"),
         ("fio", "fio", "--version"),
-    ] {
-        if !runs(program, &[argument]) {
-            missing.push(package);
-        }
-    }
-    match missing.is_empty() {
-        true => Ok(()),
-        false => apt(&missing, "clients of the NBD server"),
-    }
+    ];
+    debian(&tools, "clients of the NBD server")
 }
 
 /// etcd and etcdctl. The service that the package starts is not used.
 pub(crate) fn etcd() -> Result<(), Missing> {
-    let _lock = lock()?;
-    let mut missing = Vec::new();
-    for (package, program, argument) in
-        [("etcd-server", "etcd", "--version"), ("etcd-client", "etcdctl", "version")]
-    {
-        if !runs(program, &[argument]) {
-            missing.push(package);
-        }
-    }
-    match missing.is_empty() {
-        true => Ok(()),
-        false => apt(&missing, "the coordination service of volumes"),
-    }
+    let tools = [("etcd-server", "etcd", "--version"), ("etcd-client", "etcdctl", "version")];
+    debian(&tools, "the coordination service of volumes")
 }
 
 /// OpenSSL's command.
 pub(crate) fn openssl() -> Result<(), Missing> {
-    let _lock = lock()?;
-    if runs("openssl", &["version"]) {
-        return Ok(());
-    }
-    apt(&["openssl"], "certificates of the S3 test")
+    debian(&[("openssl", "openssl", "version")], "certificates of the S3 test")
 }
 
 /// A list of words of a natural language: a data set from a third party.

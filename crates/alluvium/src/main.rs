@@ -10,7 +10,7 @@
 //!   panic ends the server
 //! - `control.rs`, `unix_socket.rs`: the socket by which commands reach a running server
 //! - `objects.rs`, `profile.rs`: object stores and their credentials
-//! - `jwks.rs`, `user.rs`: keys of OAUTHBEARER tokens; `user`
+//! - `jwks.rs`, `user.rs`, `password.rs`: keys of OAUTHBEARER tokens; `user`; passwords in files
 //! - `topic.rs`, `kafka.rs`, `kafka/`: `topic`, and the Kafka client of `topic` and `bench`
 //! - `wal/`, `object/`, `catalog.rs`, `rebuild.rs`: tools for logs, objects and the catalog;
 //!   rebuild after the loss of a log
@@ -39,6 +39,7 @@ mod object;
 mod objects;
 mod open_files;
 mod output;
+mod password;
 mod per_ip;
 mod profile;
 mod progress;

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::config::limits;
 use crate::control::{self, Reply, Request};
 use crate::output::{self, Failure, Table};
+use crate::password::first_line;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum UserCommand {
@@ -106,9 +107,6 @@ fn read_password(file: Option<PathBuf>) -> Result<String, Failure> {
             stdin.read_to_string(&mut text).map_err(Failure::new)?;
         }
     }
-    let password = text.lines().next().unwrap_or_default();
-    if password.is_empty() {
-        return Err(Failure::Usage("the password is empty".into()));
-    }
-    Ok(password.into())
+    let password = first_line(text.as_bytes()).map_err(|reason| Failure::Usage(reason.into()))?;
+    Ok(String::from_utf8_lossy(password).into_owned())
 }

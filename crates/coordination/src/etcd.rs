@@ -177,10 +177,7 @@ impl Etcd {
     async fn read_identity(&self) -> Result<Option<Identity>> {
         let question = Range { key: self.link.identity_key(), ..Range::default() };
         let (answer, _) = self.link.ask(question).await.map_err(error)?;
-        let Some(found) = answer.kvs.first() else { return Ok(None) };
-        let (identity, written) = identity_of(found)?;
-        self.link.check_identity(identity, written)?;
-        Ok(Some(identity))
+        answer.kvs.first().map(|found| self.link.check_identity(found)).transpose()
     }
 
     /// The error of a list at a revision that etcd does not have.
@@ -206,8 +203,10 @@ impl Etcd {
             return Error::LeaseNotFound(lease);
         }
         for lease in leases {
-            let id = lease_number(lease);
-            let Ok(id) = id else { return Error::LeaseNotFound(lease) };
+            let id = match lease_number(lease) {
+                Ok(id) => id,
+                Err(error) => return error,
+            };
             match self.link.ask(TimeToLive { id }).await {
                 // One in its last second has 0.
                 Ok((answer, _)) if answer.ttl >= 0 => {}
@@ -234,10 +233,7 @@ impl Etcd {
         });
         if with_identity {
             match found.next().flatten() {
-                Some(kv) => {
-                    let (identity, written) = identity_of(&kv)?;
-                    self.link.check_identity(identity, written)?;
-                }
+                Some(found) => drop(self.link.check_identity(&found)?),
                 None => {
                     let gone = Error::Replaced("the identity of etcd is gone".to_owned());
                     return Err(self.link.end(gone));

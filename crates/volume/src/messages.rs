@@ -117,6 +117,11 @@ impl PullItem {
     }
 }
 
+/// The length of the blocks of items.
+pub(crate) fn data_bytes(items: &[PullItem]) -> u64 {
+    items.iter().map(PullItem::data_bytes).sum()
+}
+
 /// What an item states of a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullContent {

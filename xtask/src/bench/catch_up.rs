@@ -12,7 +12,7 @@ use std::time::Duration;
 use alluvium_chart::{Axis, Chart, Scale, Series};
 use clap::Args;
 
-use super::filesystem::{FileSystem, Limit, drop_caches, emptied};
+use super::filesystem::{FileSystem, Limit, drop_caches, emptied, removed};
 use super::load::{Load, Running, Sample, due, quantile, rate};
 use super::probe::Probe;
 use super::{Bar, Peer, cpu_time, judged, median, unix_seconds};
@@ -158,7 +158,7 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<Report, Error> {
             rounds.push(round);
         }
     }
-    fs::remove_dir_all(&directory)?;
+    removed(&directory)?;
     println!("\n{}", table(&systems, &rounds));
     plot(&root.join(&options.plots), options, &systems, &rounds)?;
     let mut report = Report::default();

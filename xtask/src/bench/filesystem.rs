@@ -149,10 +149,16 @@ fn release(directory: &Path) -> Result<(), Error> {
 /// Creates an empty directory in place of what an earlier run left.
 pub(super) fn emptied(directory: &Path) -> Result<(), Error> {
     if directory.exists() {
-        release(directory)?;
-        fs::remove_dir_all(directory)?;
+        removed(directory)?;
     }
     Ok(fs::create_dir_all(directory)?)
+}
+
+/// Removes a directory, also if file systems in it are still mounted: a process that was killed a
+/// moment ago may have kept one.
+pub(super) fn removed(directory: &Path) -> Result<(), Error> {
+    release(directory)?;
+    Ok(fs::remove_dir_all(directory)?)
 }
 
 /// Returns the mount point in a line of /proc/self/mounts if it is inside the directory and not the

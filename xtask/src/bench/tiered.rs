@@ -8,14 +8,13 @@
 mod partitions;
 mod rebuild;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use clap::Args;
 
-use super::filesystem::{FileSystem, Limit, drop_caches, emptied};
+use super::filesystem::{FileSystem, Limit, drop_caches, emptied, removed};
 use super::load::{Load, Sample, due, quantile, rate};
 use super::probe::{self, Probe};
 use super::{Bar, cpu_time, judged, median, settle, unix_seconds};
@@ -266,8 +265,7 @@ fn load(
             runs.extend(measured);
         }
     }
-    emptied(directory)?;
-    fs::remove_dir(directory)?;
+    removed(directory)?;
     Ok(runs)
 }
 

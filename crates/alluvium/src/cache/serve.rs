@@ -41,6 +41,7 @@ use super::options::CacheArgs;
 use crate::address::Address;
 use crate::admin::{Admin, Condition, Health};
 use crate::output::Failure;
+use crate::password::first_line;
 use crate::serve::Signals;
 use crate::units::{Size, Span, about, counted};
 
@@ -176,12 +177,9 @@ impl Password {
     fn read(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read(path)
             .map_err(|error| Failure::Usage(format!("{}: {error}", path.display())))?;
-        let line = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
-        let password = line.strip_suffix(b"\r").unwrap_or(line);
-        match password.is_empty() {
-            true => Err(Failure::Usage(format!("{}: the password is empty", path.display()))),
-            false => Ok(Self::new(password)),
-        }
+        let password = first_line(&text)
+            .map_err(|reason| Failure::Usage(format!("{}: {reason}", path.display())))?;
+        Ok(Self::new(password))
     }
 
     fn matches(&self, other: &[u8]) -> bool {

@@ -12,6 +12,7 @@ use clap::Args;
 
 use crate::address::HostPort;
 use crate::output::Failure;
+use crate::password::first_line;
 
 /// How a command reaches the cluster.
 #[derive(Args, Clone, Debug)]
@@ -128,8 +129,12 @@ impl ClusterArgs {
             return Ok(None);
         };
         let text = read("--etcd-password-file", file)?;
-        let text = String::from_utf8_lossy(&text);
-        Ok(Some((name.clone(), text.lines().next().unwrap_or_default().to_owned())))
+        let invalid = |reason: &str| {
+            Failure::Usage(format!("--etcd-password-file: {}: {reason}", file.display()))
+        };
+        let password = first_line(&text).map_err(invalid)?;
+        let password = std::str::from_utf8(password).map_err(|_| invalid("it is not UTF-8"))?;
+        Ok(Some((name.clone(), password.to_owned())))
     }
 
     /// Refuses options of etcd that have no effect.

@@ -23,7 +23,8 @@ use tonic::{Code, ConnectError, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::rpc::{
-    Answer as _, Authenticate, Header, Range, Unary, WATCH_PATH, WatchAnswer, WatchRequest,
+    Answer as _, Authenticate, Header, KeyValue, Range, Unary, WATCH_PATH, WatchAnswer,
+    WatchRequest,
 };
 use super::{EtcdOptions, identity_of};
 use crate::{Error, Identity, Result, Revision};
@@ -322,16 +323,17 @@ impl Link {
         self.ended.lock().clone().map_or(Ok(()), Err)
     }
 
-    /// Takes the identity of the history, as it was read or written by this client.
+    /// Takes the identity of the history that this client has written.
     pub(super) fn set_identity(&self, identity: Identity, written: Revision) {
         self.known.lock().identity = Some((identity, written));
     }
 
-    /// Checks the identity of the history, as it was read.
-    pub(super) fn check_identity(&self, found: Identity, written: Revision) -> Result<()> {
+    /// Decodes the identity of the history, and checks that it is the known one.
+    pub(super) fn check_identity(&self, found: &KeyValue) -> Result<Identity> {
+        let (found, written) = identity_of(found)?;
         let known = *self.known.lock().identity.get_or_insert((found, written));
         if known == (found, written) {
-            return Ok(());
+            return Ok(found);
         }
         Err(self.end(Error::Replaced(format!(
             "etcd had {} of revision {}, and now has {found} of revision {written}; restart this \
@@ -408,10 +410,10 @@ impl Link {
         let floor = self.seen.load(Ordering::Relaxed);
         let question = Range { key: self.identity_key(), ..Range::default() };
         let answer = open.unary(question).await.map_err(|status| reason(&status))?;
-        self.check(answer.header(), floor).map_err(|error| error.to_string())?;
+        let text = |error: Error| error.to_string();
+        self.check(answer.header(), floor).map_err(text)?;
         if let Some(found) = answer.kvs.first() {
-            let (identity, written) = identity_of(found).map_err(|error| error.to_string())?;
-            self.check_identity(identity, written).map_err(|error| error.to_string())?;
+            self.check_identity(found).map_err(text)?;
         }
         Ok(open)
     }

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::rate::Rate;
 use super::translate::{Arriving, PeerOutput, Sent, from_peer, from_pull, to_peer, to_pull};
-use crate::messages::{PullFrame, PullItem, PullRequest};
+use crate::messages::{PullFrame, PullRequest, data_bytes};
 use crate::net::{Directory, Held, Local, Net, NetEvent, PullSender, PullStream, SenderState};
 use crate::shard::{Input, Notice, Output, ServerState, Shard, ShardFailure};
 use crate::types::{GroupId, ServerId};
@@ -302,12 +302,11 @@ impl Driver {
                         Ok(frame) => {
                             let Some(frame) = arriving.frame(frame) else { continue };
                             if let PullFrame::Batch { items, .. } = &frame {
-                                // Given back when the store has the batch.
                                 // Later rounds race with writes, so they are not slowed down.
-                                let bytes = items.iter().map(PullItem::data_bytes).sum();
-                                let bytes = if request.is_first { bytes } else { 0 };
+                                let bytes = if request.is_first { data_bytes(items) } else { 0 };
                                 let (permit, ()) =
                                     tokio::join!(arrived.acquire(), rate.take(bytes));
+                                // Given back when the store has the batch.
                                 permit.expect("it is never closed").forget();
                             }
                             let is_last = matches!(frame, PullFrame::End | PullFrame::Failed);
@@ -379,7 +378,7 @@ async fn send_stream(
         match &frame {
             crate::net::PullFrame::Begin(begin) => is_bounded = begin.sends_everything,
             crate::net::PullFrame::Batch(batch) if is_bounded => {
-                rate.take(batch.items.iter().map(PullItem::data_bytes).sum()).await;
+                rate.take(data_bytes(&batch.items)).await;
             }
             _ => {}
         }

@@ -15,7 +15,9 @@ use raft::eraftpb::{Message, MessageType};
 use super::replica::{Begin, Install, Replica, Round, Target};
 use super::{Output, Shard};
 use crate::log::{self, Encoded, Item, Promise, Record};
-use crate::messages::{PeerBody, PeerMessage, PullContent, PullFrame, PullItem, PullRequest};
+use crate::messages::{
+    PeerBody, PeerMessage, PullContent, PullFrame, PullItem, PullRequest, data_bytes,
+};
 use crate::op::BlockRange;
 use crate::raft::{conf_from_raft, conf_to_raft};
 use crate::rules::Rule;
@@ -155,7 +157,7 @@ impl Shard {
                 if target.round.has_begun
                     && target.begin.as_ref().is_some_and(|begin| newest >= begin.at.index) =>
             {
-                target.round.bytes += items.iter().map(PullItem::data_bytes).sum::<u64>();
+                target.round.bytes += data_bytes(&items);
                 target.batches.push_back((newest, items));
                 if newest > replica.barrier {
                     replica.barrier = newest;
@@ -218,8 +220,7 @@ impl Shard {
             let Some(replica) = replicas.get_mut(group) else { continue };
             let Some(target) = &mut replica.target else { continue };
             let (leader, term, server) = target.leader;
-            let has_all = target.has_ended && target.batches.is_empty();
-            let has_all = has_all && !store.has_pulls(replica.group);
+            let has_all = target.has_ended && target.batches.is_empty() && !store.has_pulls(*group);
             let next = match target.retry_at {
                 Some(at) => (*now >= at).then_some(target.round.since),
                 None if has_all && target.pulled_at.is_none() => target.next_round(options, *now),

@@ -121,20 +121,18 @@ pub(super) struct Round {
     pub(super) since: Index,
     /// Its first frame has arrived.
     pub(super) has_begun: bool,
-    /// Its blocks, in bytes, and those of the round before.
+    /// Its blocks, in bytes, and those of the round before; 0 for the first round.
     pub(super) bytes: u64,
-    pub(super) previous_bytes: Option<u64>,
+    pub(super) previous_bytes: u64,
 }
 
 impl Round {
     /// Whether another round is to follow, which leaves fewer entries. The second one may be as
     /// long as the first: the source has not completed a checkpoint in between.
     pub(super) fn is_long(&self, options: &ShardOptions, now: u64) -> bool {
-        let is_shorter =
-            || self.previous_bytes.is_none_or(|previous| self.bytes < previous / 4 * 3);
         self.bytes >= options.round_bytes
             && now >= self.at + options.round_ms
-            && (self.number <= 2 || is_shorter())
+            && (self.number <= 2 || self.bytes < self.previous_bytes / 4 * 3)
     }
 }
 
@@ -144,7 +142,7 @@ impl Target {
     pub(super) fn next_round(&mut self, options: &ShardOptions, now: u64) -> Option<Index> {
         let begin = self.begin.as_ref().filter(|_| self.round.is_long(options, now))?;
         let (number, since) = (self.round.number + 1, begin.at.index);
-        let previous_bytes = Some(self.round.bytes);
+        let previous_bytes = self.round.bytes;
         self.round = Round { number, at: now, since, previous_bytes, ..Round::default() };
         self.has_ended = false;
         self.progress_at = now;
@@ -279,8 +277,19 @@ impl Replica {
         ring_bytes: u64,
         logger: &slog::Logger,
     ) -> Self {
-        let Start { group, peer, view, log, state, applied, logged, extents, base, .. } = start;
-        let (pairs, standing) = (start.pairs, start.standing);
+        let Start {
+            group,
+            peer,
+            view,
+            log,
+            state,
+            applied,
+            logged,
+            extents,
+            base,
+            pairs,
+            standing,
+        } = start;
         let commit = logged.state.commit;
         // Everything that was applied is at or below the durable commit.
         let folded = Folded {

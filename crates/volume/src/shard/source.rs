@@ -9,7 +9,7 @@ use crate::messages::{PullChunk, PullContent, PullFrame, PullItem, PullRequest};
 use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
 use crate::request::BlockState;
 use crate::rules::Rule;
-use crate::store::{BlocksRead, ChunkBits, DamagedBlock, Store, has};
+use crate::store::{BlocksRead, ChunkBits, DamagedBlock, Store, has_block};
 use crate::types::{CheckpointNumber, ChunkIndex, GroupId, Index, Layer, VolumeId};
 
 /// Items, and chunks, with which a batch is sent, whatever its blocks.
@@ -48,16 +48,12 @@ struct Part {
 }
 
 impl Part {
-    fn is_sent(&self, block: u16) -> bool {
-        has(&self.sent, block)
-    }
-
     /// The next blocks to read, up to one that is sent after `most` others. Also returns how many
     /// of them are sent.
     fn range(&self, most: usize) -> Option<(BlockRange, usize)> {
         let mut sent = 0;
         let taken = (self.next..CHUNK_BLOCKS).take_while(|block| {
-            sent += usize::from(self.is_sent(*block));
+            sent += usize::from(has_block(&self.sent, *block));
             sent <= most
         });
         let blocks = taken.count() as u16;

@@ -35,7 +35,7 @@ pub use layout::{
 pub use overlay::Content;
 pub use pending::{BlocksRead, DamagedBlock, ReadId};
 pub use pull::ChunkBits;
-pub(crate) use pull::has;
+pub(crate) use pull::has_block;
 pub use sector::{Address, BlockEpoch, Sector, SectorState, Word, encode_lost, mix};
 pub use superblock::{Chosen, CopyState, Current, Owner, Superblock, choose};
 

@@ -13,7 +13,7 @@ use super::block_store::{NoSlots, REQUEST_BLOCKS, Store, blocks_of, chunk_key};
 use super::layout::SLOT_BLOCKS;
 use super::overlay::{ChunkKey, Content};
 use super::pending::{Comparison, DeviceRun, RunPurpose};
-use super::sector::Word;
+use super::sector::{BlockEpoch, Word};
 use crate::op::{BLOCK_BYTES, BlockRange, CHUNK_BLOCKS};
 use crate::rules::Rule;
 use crate::types::{CheckpointNumber, ChunkIndex, GroupId, Index, Layer, VolumeId};
@@ -148,7 +148,7 @@ impl Store {
             return;
         }
         let own = self.present(group, volume, layer, chunk);
-        let is_surplus = |block: u16| has(&own, block) && !has(present, block);
+        let is_surplus = |block: u16| has_block(&own, block) && !has_block(present, block);
         let mut first = 0;
         while first < CHUNK_BLOCKS {
             let blocks =
@@ -187,23 +187,12 @@ impl Store {
         chunk: ChunkIndex,
         since: CheckpointNumber,
     ) -> ChunkBits {
-        let key = ChunkKey { group, volume, chunk, layer };
         let complete = self.checkpoint();
-        let mut bits = [0; _];
-        for (number, slot) in self.index.get(&key).into_iter().flat_map(|chunk| chunk.iter()) {
-            let sector = &self.slots.used(slot).expect("it is indexed").sector;
-            for (block, (word, epoch)) in sector.words.iter().zip(&sector.epochs).enumerate() {
-                if *word != Word::ABSENT && epoch.is_needed(since, complete) {
-                    set_bit(&mut bits, (number * SLOT_BLOCKS + block) as u16, true);
-                }
-            }
-        }
-        if !self.breaks(Rule::OverlayChanged) {
-            for (blocks, _) in self.overlay.read(key, 0..CHUNK_BLOCKS) {
-                blocks.for_each(|block| set_bit(&mut bits, block, true));
-            }
-        }
-        bits
+        self.blocks_that(
+            ChunkKey { group, volume, chunk, layer },
+            |word, epoch| word != Word::ABSENT && epoch.is_needed(since, complete),
+            |_, in_store| in_store || !self.breaks(Rule::OverlayChanged),
+        )
     }
 
     /// The blocks of a chunk that the replica has.
@@ -214,19 +203,33 @@ impl Store {
         layer: Layer,
         chunk: ChunkIndex,
     ) -> ChunkBits {
-        let key = ChunkKey { group, volume, chunk, layer };
+        self.blocks_that(
+            ChunkKey { group, volume, chunk, layer },
+            |word, _| word != Word::ABSENT,
+            |content, _| content.needs_slot(),
+        )
+    }
+
+    /// The blocks of a chunk whose words and epochs `in_store` accepts; where the overlay has
+    /// something newer, `in_overlay` decides, which also gets what `in_store` has returned.
+    fn blocks_that(
+        &self,
+        key: ChunkKey,
+        in_store: impl Fn(Word, BlockEpoch) -> bool,
+        in_overlay: impl Fn(&Content, bool) -> bool,
+    ) -> ChunkBits {
         let mut bits = [0; _];
         for (number, slot) in self.index.get(&key).into_iter().flat_map(|chunk| chunk.iter()) {
-            let used = self.slots.used(slot).expect("it is indexed");
-            for (block, word) in used.sector.words.iter().enumerate() {
-                if *word != Word::ABSENT {
-                    set_bit(&mut bits, (number * SLOT_BLOCKS + block) as u16, true);
-                }
+            let sector = &self.slots.used(slot).expect("it is indexed").sector;
+            for (block, (word, epoch)) in sector.words.iter().zip(&sector.epochs).enumerate() {
+                let is_set = in_store(*word, *epoch);
+                set_bit(&mut bits, (number * SLOT_BLOCKS + block) as u16, is_set);
             }
         }
         for (blocks, content) in self.overlay.read(key, 0..CHUNK_BLOCKS) {
             for block in blocks {
-                set_bit(&mut bits, block, content.needs_slot());
+                let is_set = in_overlay(&content, has_block(&bits, block));
+                set_bit(&mut bits, block, is_set);
             }
         }
         bits
@@ -246,7 +249,7 @@ fn run_len(fates: &[Fate]) -> usize {
 }
 
 /// Whether the bit of a block is set.
-pub(crate) fn has(bits: &ChunkBits, block: u16) -> bool {
+pub(crate) fn has_block(bits: &ChunkBits, block: u16) -> bool {
     bits[usize::from(block) / 8] & 1 << (block % 8) != 0
 }
 

@@ -14,7 +14,7 @@ use super::block_store::{Store, blocks_of, chunk_key};
 use super::layout::SLOT_BLOCKS;
 use super::overlay::{ChunkKey, Content};
 use super::pending::{BlocksRead, DamagedBlock, DeviceRun, Read, ReadId, RunPurpose};
-use super::pull::{ChunkBits, has};
+use super::pull::{ChunkBits, has_block};
 use super::sector::Word;
 use crate::op::{BLOCK_BYTES, BlockRange};
 use crate::request::{BlockState, MAX_READ_BLOCKS};
@@ -51,8 +51,8 @@ impl Store {
     ) {
         let number = self.begin_read(id, chunk_key(group, volume, layer, range), range, false);
         let Range { start: mut next, end } = blocks_of(range);
-        while let Some(first) = (next..end).find(|block| has(wanted, *block)) {
-            next = (first..end).find(|block| !has(wanted, *block)).unwrap_or(end);
+        while let Some(first) = (next..end).find(|block| has_block(wanted, *block)) {
+            next = (first..end).find(|block| !has_block(wanted, *block)).unwrap_or(end);
             self.collect(number, first..next);
         }
         self.finish(number);

@@ -3,7 +3,7 @@
 mod installs;
 mod reads;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use alluvium_device::sim::{Faults, Mode, SimDisk, SimOptions};

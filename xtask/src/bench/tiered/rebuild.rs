@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::super::filesystem::{Raw, emptied};
+use super::super::filesystem::{Raw, emptied, removed};
 use super::super::load::{Load, Sample, due, quantile};
 use super::super::{Bar, judged, settle, unix_seconds};
 use super::{BROKERS, Options, PARTITIONS, System, cluster, log_limit, objects_volume, partitions};
@@ -100,8 +100,7 @@ pub(super) fn run(
             all.extend(rebuilt);
         }
     }
-    emptied(directory)?;
-    fs::remove_dir(directory)?;
+    removed(directory)?;
     Ok(all)
 }
 
